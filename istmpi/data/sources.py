@@ -18,7 +18,7 @@ from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, augmented, examples_of
 from istmpi.data.labels import read_labels
-from istmpi.data.offsets import Extent, named
+from istmpi.data.offsets import Extent
 from istmpi.data.text.split import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -113,19 +113,12 @@ def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
 
 def _exact(x: np.ndarray, split: str, what: str, source: str) -> np.ndarray:
     """Return numbers [n, features] as float32; DataError for values of a feature that are too close together."""
-    if np.can_cast(x.dtype, np.float32):
-        return x.astype(np.float32, copy=False)
-    extent, step = Extent(), max(1, _CHECKED // x.shape[1])
-    for start in range(0, len(x), step):
-        extent.add(x[start : start + step])
-    offset = extent.offset()
-    lost = extent.lost if offset is None else np.union1d(extent.lost, np.flatnonzero(offset))
-    if len(lost):
-        raise DataError(
-            f"{source}: {split} values of {named(lost, what)} are too close together for float32. Prepare it, which "
-            f"subtracts an offset first: istmpi prepare arrays {source} {Path(source).stem}.h5"
-        )
-    return x.astype(np.float32)
+    if not np.can_cast(x.dtype, np.float32):
+        extent, step = Extent(x.shape[1]), max(1, _CHECKED // x.shape[1])
+        for start in range(0, len(x), step):
+            extent.add(x[start : start + step])
+        extent.require_apart(f"{split} {what}", source)
+    return x.astype(np.float32, copy=False)
 
 
 def _nearest(path: Path) -> str:

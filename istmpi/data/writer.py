@@ -87,10 +87,6 @@ class FileWriter:
         finally:
             self._temporary.unlink(missing_ok=True)
 
-    @property
-    def remarks(self) -> Iterable[str]:
-        return ()
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:

@@ -22,7 +22,7 @@ import numpy as np
 from istmpi.data.dataset import Dataset, require_finite
 from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments, Normalisation
-from istmpi.data.offsets import OFFSETS, Differences
+from istmpi.data.offsets import OFFSETS, Extent
 from istmpi.data.writer import FileWriter, Material
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
@@ -36,34 +36,32 @@ BLOCK = 2**20
 
 
 class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
+    """A context in which blocks of examples become a prepared file."""
 
     def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
         super().__init__(target, material, force)
         self._moments = Moments(prod(material.shape))
-        targets = {"y": material.outputs} if TASKS[material.task].predicts_numbers else {}
-        self.differences = Differences({"x": material.groups, **targets})
+        self._extents = {"x": Extent(material.groups)}
+        if TASKS[material.task].predicts_numbers:
+            self._extents["y"] = Extent(material.outputs)
 
     def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
         """Write the next examples of a split, not normalised."""
         require_finite(x, split, self._material.source, self._running[f"{split}/x"].done)
-        rows = self.differences.taken(split, {"x": x, "y": y})
-        rows["x"] = np.ascontiguousarray(rows["x"], self._material.datasets[f"{split}/x"][1])
-        super().append(split, **rows)
         if split == "train":
-            self._moments.add(rows["x"])
-
-    @property
-    def remarks(self) -> Iterable[str]:
-        return self.differences.remarks
+            for name, extent in self._extents.items():
+                extent.add(x if name == "x" else y)
+        x = np.ascontiguousarray(x, self._material.datasets[f"{split}/x"][1])
+        super().append(split, x=x, y=y)
+        if split == "train":
+            self._moments.add(x)
 
     def _finish(self) -> None:
-        self.differences.require_kept()
+        for name, extent in self._extents.items():
+            extent.require_apart("feature" if name == "x" else "output", self._material.source)
         mean, std, _ = self._moments.normalisation(self._material.groups)
         self._whole("normalisation/mean", mean)
         self._whole("normalisation/std", std)
-        for name, offset in self.differences.offsets.items():
-            self._whole(OFFSETS[name], offset)
         super()._finish()
 
 

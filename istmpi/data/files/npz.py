@@ -1,6 +1,5 @@
-"""NumPy's own files, read without copying what lies on the disk as it is in memory; and the arrays of a data set."""
+"""NumPy's own files, and the arrays of a data set."""
 
-import lzma
 import os
 import struct
 import tokenize
@@ -15,15 +14,11 @@ import numpy as np
 from istmpi.data.dataset import NAMES, SPLITS
 from istmpi.data.holdout import held_out
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, printable, reading
+from istmpi.foreign import printable, reading
 
-COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-DENSEST = 1100
-"""A deflated byte never unpacks to more: a member that says so lies."""
 _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
-    *(zlib.error, lzma.LZMAError),
-    *(TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
+    *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
 )
 """The errors of zipfile, of unpacking, and of NumPy's reader of headers."""
 
@@ -31,22 +26,18 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an open .npz, by name; or that of a .npy, under the name ``""``.
+    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``.
 
-    Arrays that are stored uncompressed are read-only memory maps, others are loaded; each member is read once, against
-    its checksum. ``name`` is what a DataError calls the file.
+    ``name`` is what a DataError calls the file.
     """
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
         if not zipfile.is_zipfile(file):
-            return {"": _map(file, 0, os.fstat(file.fileno()).st_size)}
-        arrays: dict[str, np.ndarray] = {}
-        with zipfile.ZipFile(file) as archive:
-            for entry in archive.infolist():
-                key = printable(entry.filename.removesuffix(".npy"))
-                if key in arrays:
-                    raise ValueError(f"it has two members {key}")
-                arrays[key] = _member(file, archive, entry)
-        return arrays
+            return {"": _map(file)}
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            if twice := [key for key in arrays.files if arrays.files.count(key) > 1]:
+                raise ValueError(f"it has two members {printable(twice[0])}")
+            return {printable(key): arrays[key] for key in arrays.files}
 
 
 def array_names(what: str, split: str) -> list[str]:
@@ -111,44 +102,14 @@ def looks_channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] <= 4 < shape[0]
 
 
-def _member(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    if entry.compress_type not in COMPRESSION:
-        raise ValueError(f"its member {printable(entry.filename)} is compressed in a way that NumPy does not write")
-    if entry.file_size > DENSEST * entry.compress_size:
-        raise ValueError(f"its member {printable(entry.filename)} has fewer bytes than it says")
-    with archive.open(entry) as stream:
-        if entry.compress_type == zipfile.ZIP_STORED:
-            file.seek(entry.header_offset)
-            start = entry.header_offset + 30 + sum(struct.unpack("<26xHH", file.read(30)))
-            array = _map(file, start, start + entry.file_size)
-        else:
-            _header(stream, entry.file_size)
-            stream.seek(0)
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-        while stream.read(MEGABYTE):
-            pass  # at the end it compares the checksum
-        return array
-
-
-def _map(file: BinaryIO, start: int, end: int) -> np.ndarray:
-    file.seek(start)
-    shape, fortran, dtype = _header(file, end - start)
-    if 0 in shape:
+def _map(file: BinaryIO) -> np.ndarray:
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    missing = prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
+    if dtype.hasobject or missing > 0 or min(shape, default=0) < 0:
+        raise ValueError(f"it holds objects, or is {missing:,} bytes shorter than its header says")
+    if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-
-
-def _header(stream: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, order and type of the .npy in a stream; ValueError where ``size`` bytes cannot hold it."""
-    begin = stream.tell()
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    if dtype.itemsize == 0 or any(isinstance(length, bool) or length < 0 for length in shape):
-        raise ValueError(f"it has an array {shape} of {dtype}")
-    missing = prod(shape) * dtype.itemsize - (size - (stream.tell() - begin))
-    if missing > 0:
-        raise ValueError(f"it is {missing:,} bytes shorter than its header says")
-    return shape, fortran, dtype

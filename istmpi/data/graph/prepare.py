@@ -19,7 +19,7 @@ from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
 from istmpi.data.moments import Moments
-from istmpi.data.offsets import Extent, less, named
+from istmpi.data.offsets import Extent
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -37,23 +37,21 @@ def read(
     clusters: int | None = None,
     directed: bool = False,
     normalise: str | None = None,
-    split: int | None = None,
 ) -> Material:
     """The graph of an archive, cut into so many ``clusters`` by METIS.
 
     ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
-    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it. ``split``
-    chooses a column of masks [nodes, splits].
+    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
     decoder.progress("reading", 0, 1)
-    raw = read_raw(archive, split)
+    raw = read_raw(archive)
     count = len(raw.labels)
     if len(raw.x) != count:
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
-    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), decoder.notes, source)
+    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
     classes, labels = _labels(raw, source, decoder.notes)
     if not raw.splits:
@@ -106,42 +104,29 @@ def adjacency(
     return Ragged(offsets, ((keys % count).astype(np.int32),)), int(loops.sum()), repeated
 
 
-def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarray:
-    extent, step = Extent(), max(_STEP // x.shape[1], 1)
-    blocks = [slice(start, start + step) for start in range(0, len(x), step)]
-    for rows in blocks:
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(x[rows].astype(np.float32, copy=False))
-        if not finite.all():
-            row, feature = np.argwhere(~finite)[0]
-            raise DataError(
-                f"{source}: node {rows.start + row} has {x[rows][row, feature]} as feature {feature}; every feature "
-                "must be finite, as a float32 is. Remove, fill or scale such features first."
-            )
-    for rows in blocks:
-        extent.add(x[rows])
-    offset = extent.offset()
-    if offset is not None and how != "columns":
+def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        rows = x.astype(np.float32)
+    if not (finite := np.isfinite(rows)).all():
+        node, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: values of {named(np.flatnonzero(offset))} are too close together for float32. Give "
-            f"--normalise columns, or subtract a number from them first."
+            f"{source}: node {node} has {x[node, feature]} as feature {feature}; every feature must be finite, as a "
+            "float32 is. Remove, fill or scale such features first."
         )
-    for remark in extent.remarks("feature", offset):
-        notes.assume(remark)
-    raw, x = x, np.empty(x.shape, np.float32)
-    for rows in blocks:
-        x[rows] = raw[rows] if offset is None else less(raw[rows], offset)
+    extent = Extent(x.shape[1])
+    extent.add(x)
+    extent.require_apart("feature", source)
     if how == "rows":
-        sums = x.sum(axis=1, keepdims=True, dtype=np.float64)
-        x = (x / np.where(sums == 0, 1, sums)).astype(np.float32)
-    elif how == "columns":
-        moments = Moments(x.shape[1])
-        for rows in blocks:
-            moments.add(x[rows])
+        sums = rows.sum(axis=1, keepdims=True, dtype=np.float64)
+        return (rows / np.where(sums == 0, 1, sums)).astype(np.float32)
+    if how == "columns":
+        moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
+        for start in range(0, len(x), step):
+            moments.add(rows[start : start + step])
         mean, std, _ = moments.normalisation(x.shape[1])
-        x -= mean
-        x /= std
-    return x
+        rows -= mean
+        rows /= std
+    return rows
 
 
 def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
