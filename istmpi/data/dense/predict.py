@@ -1,6 +1,5 @@
 """Examples to be predicted: their features are made by the same code as those of the training data."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -70,7 +69,7 @@ def read_inputs(
     elif name.endswith(tables.ENDINGS):
         blocks = _of_table(path, shape, label, header, delimiter, reading, notes or Notes())
     elif kind == "speech":
-        decode = speech.clip_decoder(reading, Counter())
+        decode = speech.clip_decoder(reading)
         blocks = _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
     elif kind in ("images", "idx"):
         pillow, mode = optional("PIL.Image", "Pillow", "images"), "L" if shape[0] == 1 else "RGB"
@@ -143,8 +142,10 @@ def _of_table(
     if table.names is not None and reading.get("columns") is not None:
         table.select(trained.texts("columns"), reading.get("label"))
     elif table.width != prod(shape):
-        cure = " Pass over the column of labels with --label." if table.width == prod(shape) + 1 else table.hint()
-        raise DataError(f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}.{cure}")
+        raise DataError(
+            f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}. Pass over the column of labels "
+            f"with --label; --delimiter says what is between columns."
+        )
     for x in table.features():
         yield None, x
     if table.blank:

@@ -5,7 +5,6 @@ Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", 
 
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
 from istmpi.units import counted
 
-ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64")
+ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 TEST_PERCENT = 10
 RATES = 1_000, 768_000
@@ -51,14 +50,10 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     _background_noise_ are ignored.
     """
     examples, notes = _examples(archive, decoder), decoder.notes
-    changes: Counter[str] = Counter()
     notes.reading[OFFSET] = "removed"
     with one_thread():
-        shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading, changes)
-        material = decoder.run("speech", archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
-    for change, count in sorted((+changes).items()):
-        notes.assume(f"{counted(count, 'recording')} {change}")
-    return material
+        shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading)
+        return decoder.run("speech", archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
 
 
 def one_thread() -> AbstractContextManager:
@@ -83,18 +78,16 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
 
 
 def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
-    """Return the split of each file that a list names by its path, WORD/FILE, with anything before it."""
+    """Return the split of each file that a list names by its path, WORD/FILE."""
     common = common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}
     missing: list[str] = []
     for list_name, content in archive.read(lists):
-        for line in content.decode("utf-8-sig", errors="surrogateescape").split("\n"):
-            parts = [part for part in printable(line.strip().replace("\\", "/")).split("/") if part not in ("", ".")]
-            tails = ("/".join(parts[start:]) for start in range(len(parts)))
-            path = next((tail for tail in tails if tail in paths), None)
-            if path is None:
-                missing += [f"{'/'.join(parts)} in {list_name}"] * bool(parts)
+        for line in content.decode("utf-8-sig", errors="surrogateescape").splitlines():
+            path = printable(line.strip())
+            if path not in paths:
+                missing += [f"{path} in {list_name}"] * bool(path)
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
                 raise DataError(f"{archive.path}: {path} is in the lists of both splits. Take it out of one.")
     if missing and "test" not in splits.values():
@@ -113,10 +106,10 @@ def hashed_split(file: str) -> str:
     return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
 
 
-def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
+def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``.
 
-    ``reading`` says whether constant offsets are removed; ``changes`` counts the recordings that are changed.
+    ``reading`` says whether constant offsets are removed.
     """
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
@@ -143,12 +136,9 @@ def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[
         clip = sound.mean(axis=1)
         if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
             raise BadFileError("channels that cancel each other: they are in opposite phase")
-        changes["of several channels, whose mean is taken"] += sound.shape[1] > 1
-        changes["longer than a second: the second around the middle of their energy is taken"] += len(clip) > rate
         offset = clip.mean(dtype=np.float64)
         if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
             clip = clip - np.float32(offset)
-            changes["with a constant offset, which is removed"] += 1
         return log_mel(clip, rate)
 
     return decode

@@ -9,7 +9,6 @@ from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Example
 from istmpi.data.files.notes import Notes
 from istmpi.errors import DataError
-from istmpi.units import counted
 
 _MEANING = {word: split for split, words in WORDS.items() for word in words}
 
@@ -54,35 +53,24 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
     paths = {name: path for name, path in paths.items() if path}
     deep = {path[0] for path in paths.values() if len(path) > 1}
     in_splits = splits and (any(map(split_of, deep)) or all(split_of(path[0]) for path in paths.values()))
-    if in_splits:
-        for name, (outer, *inner) in paths.items():
-            if not inner and split_of(outer):
-                raise DataError(f"{archive.path}: {name} is in no class folder; it must be {outer}/CLASS/FILE.")
-        for name, (outer, *_) in paths.items():
-            if not split_of(outer):
-                raise DataError(
-                    f"{archive.path} has train/ or test/ but {name} is in neither. Move it there, or take it away."
-                )
-
-    examples, deeper = [], []
+    examples = []
     for name, path in paths.items():
-        split = split_of(path[0]) if in_splits else ""
-        label, *more = path[1:] if in_splits else path
-        if named := [folder for folder in (more if in_splits else path) if more and split_of(folder)]:
+        outer, split, folders = path[0], split_of(path[0]) if in_splits else "", path[1:] if in_splits else path
+        if in_splits and split and not folders:
+            raise DataError(f"{archive.path}: {name} is in no class folder; it must be {outer}/CLASS/FILE.")
+        if in_splits and not split:
+            raise DataError(
+                f"{archive.path} has train/ or test/ but {name} is in neither. Move it there, or take it away."
+            )
+        inner = folders[1:] if in_splits else folders
+        if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
             raise DataError(
                 f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE, outside of "
                 f"all classes{'' if splits else ', and there is none where a list names its files'}. Move or rename it."
             )
-        deeper += [name] * bool(more)
-        examples.append(Example(name, intern(label), split))
+        examples.append(Example(name, intern(folders[0]), split))
     if common and not in_splits:
         notes.assume(f"classes are the folders in {common}")
-    if deeper:
-        where = "under its split" if in_splits else "of all"
-        notes.assume(
-            f"{counted(len(deeper), 'file')} deeper than CLASS/FILE, such as {deeper[0]}: the class is the first "
-            f"folder {where}"
-        )
     if in_splits:
         note_splits(notes, {path[0]: split_of(path[0]) for path in paths.values()})
     return examples

@@ -11,7 +11,6 @@ import numpy as np
 
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes
 from istmpi.data.graph.arrays import read_raw
 from istmpi.data.graph.file import Facts, material_of
 from istmpi.data.graph.planetoid import RawGraph
@@ -53,7 +52,7 @@ def read(
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
     x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
-    classes, labels = _labels(raw, source, decoder.notes)
+    classes, labels = _labels(raw, source)
     if not raw.splits:
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
     nodes = _splits(raw, labels, source)
@@ -129,7 +128,7 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
     return rows
 
 
-def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
+def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
     """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
     labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -145,7 +144,7 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
-    labels = read_names(labels, source, "", notes)
+    labels = read_names(labels, source, "")
     labelled = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.float64)

@@ -4,9 +4,8 @@ import io
 import struct
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
@@ -20,16 +19,13 @@ from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
-from istmpi.units import counted
 
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif")
-ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".pgm", ".ppm")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
 # Pillow documents no errors, and its readers raise whatever they meet.
 _PILLOW = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError)
 _PILLOW += (MemoryError, struct.error, zlib.error, RuntimeError)
-ORIENTATION = 0x0112
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -63,13 +59,9 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     first, mode, extent = _first(archive, decoder, examples, pillow, size)
 
     def decoded(mode: str) -> Material:
-        ignored: Counter[str] = Counter()
-        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.", ignored)
+        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.")
         shape, dtype = (len(mode), extent[1], extent[0]), np.dtype(np.uint8)
-        material = decoder.run("images", archive, examples, decode, shape, dtype, len(mode), MOST_BYTES)
-        for what, count in sorted(ignored.items()):
-            decoder.notes.leave_out(f"{counted(count, 'image')}: {what}")
-        return material
+        return decoder.run("images", archive, examples, decode, shape, dtype, len(mode), MOST_BYTES)
 
     try:
         return decoded(mode)
@@ -106,20 +98,17 @@ def image_decoder(
     extent: tuple[int, int],
     resize: bool,
     cure: str,
-    ignored: Counter[str] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
     ``first`` is what a message calls the images whose ``mode`` and ``extent`` all others must have, and ``cure`` its
-    last sentence. ``ignored`` counts what images have and pixels do not show.
+    last sentence.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
         image = _open(pillow, content)
         if mode == "L" and image.mode not in GREY:
             raise InColourError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
-        if ignored is not None:
-            ignored.update(_beside_pixels(image))
         with _as_bad_file(pillow):
             if image.mode != mode:
                 image = image.convert(mode)
@@ -148,17 +137,6 @@ def _open(pillow: ModuleType, content: bytes) -> object:
     if image.mode not in GREY + COLOUR:
         raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
     return image
-
-
-def _beside_pixels(image: object) -> Iterator[str]:
-    """Yield the parts of an image other than the pixels that are taken."""
-    with suppress(*_PILLOW):
-        if image.mode in ("LA", "RGBA") or "transparency" in image.info:
-            yield "transparency"
-        if getattr(image, "is_animated", False):
-            yield "frames behind the first"
-        if image.info.get("exif") and image.getexif().get(ORIENTATION, 1) != 1:
-            yield "orientation in EXIF"
 
 
 @contextmanager
