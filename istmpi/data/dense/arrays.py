@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import first_of
@@ -51,10 +51,8 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     if groups == 1 < prod(shape):
         why = "bytes" if of_bytes else f"examples of {' x '.join(map(str, shape))}"
         notes.assume(f"x has {why}: all features have one mean and deviation (columns of floats have their own)")
-    counts = {split: len(y) for split, y in labels.items()}
-    blocks = slices({split: (examples[split], y) for split, y in labels.items()})
-    outputs = len(classes) if classes is not None else labels["train"].shape[1]
-    return material_of("arrays", archive.source, task, shape, outputs, classes, counts, dtype, groups, blocks)
+    parts = {split: (examples[split], y) for split, y in labels.items()}
+    return material_of("arrays", archive.source, task, parts, classes, dtype, groups)
 
 
 def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:

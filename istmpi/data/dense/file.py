@@ -12,10 +12,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from istmpi.data.dataset import Dataset, require_finite
 from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments, Normalisation
 from istmpi.data.offsets import OFFSETS, Extent
-from istmpi.data.writer import FileWriter, Material
+from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
 
@@ -35,74 +34,51 @@ BLOCK = 2**20
 """Features of a block, about."""
 
 
-class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file."""
-
-    def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
-        super().__init__(target, material, force)
-        self._moments = Moments(prod(material.shape))
-        self._extents = {"x": Extent(material.groups)}
-        if TASKS[material.task].predicts_numbers:
-            self._extents["y"] = Extent(material.outputs)
-
-    def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
-        """Write the next examples of a split, not normalised."""
-        require_finite(x, split, self._material.source, self._running[f"{split}/x"].done)
-        if split == "train":
-            for name, extent in self._extents.items():
-                extent.add(x if name == "x" else y)
-        x = np.ascontiguousarray(x, self._material.datasets[f"{split}/x"][1])
-        super().append(split, x=x, y=y)
-        if split == "train":
-            self._moments.add(x)
-
-    def _finish(self) -> None:
-        for name, extent in self._extents.items():
-            extent.require_apart("feature" if name == "x" else "output", self._material.source)
-        mean, std, _ = self._moments.normalisation(self._material.groups)
-        self._whole("normalisation/mean", mean)
-        self._whole("normalisation/std", std)
-        super()._finish()
-
-
 def material_of(
     kind: str,
     source: str,
     task: str,
-    shape: tuple[int, ...],
-    outputs: int,
+    splits: Mapping[str, tuple[Any, np.ndarray]],
     classes: tuple[str, ...] | None,
-    counts: Mapping[str, int],
     dtype: np.dtype,
     groups: int,
-    blocks: Iterable[tuple[str, np.ndarray, np.ndarray]] = (),
     skipped: Sequence[str] = (),
     output_names: tuple[str, ...] | None = None,
 ) -> Material:
-    """Return examples on their way into a file; ``dtype`` is that of x.
+    """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
 
-    Blocks are a split, x [b, features] and y [b] or [b, outputs]. ``output_names`` are those of numbers to predict.
+    ``dtype`` is that of x in the file. ``groups`` are the means and deviations that normalise it (see
+    ``Moments.normalisation``), ``output_names`` the names of numbers to predict. DataError for features that are not
+    finite, and for values that are too close together for float32.
     """
-    names, datasets = {"classes": classes, "outputs": output_names}, {}
-    fixed = {path: names_array(values) for path, values in names.items() if values is not None}
-    for split, count in counts.items():
-        datasets[f"{split}/x"] = (count, prod(shape)), dtype
-        datasets[f"{split}/y"] = _labels(task, count, outputs)
-    facts = kind, source, task, shape, outputs, classes, counts, {"shape": shape}, fixed, datasets
-    return Material(*facts, blocks, Writer, skipped, groups=groups)
+    shape = splits["train"][0].shape[1:]
+    features, goal = prod(shape), TASKS[task]
+    outputs = len(classes) if classes is not None else splits["train"][1].shape[1]
+    moments, extent, step = Moments(features), Extent(groups), rows_per_block(features)
+    names, counts = {"classes": classes, "outputs": output_names}, {}
+    datasets = {path: names_array(values) for path, values in names.items() if values is not None}
+    for split, (x, y) in splits.items():
+        counts[split] = len(y)
+        for start in range(0, len(y), step):
+            rows = np.asarray(x[start : start + step]).reshape(-1, features)
+            require_finite(rows, split, source, start)
+            if split == "train":
+                extent.add(rows)
+                moments.add(np.ascontiguousarray(rows, dtype))
+        datasets[f"{split}/x"] = Rows(x, dtype)
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, _labels(task, 0, 0)[1])
+    extent.require_apart("feature", source)
+    if goal.predicts_numbers:
+        extent = Extent(outputs)
+        extent.add(splits["train"][1])
+        extent.require_apart("output", source)
+    mean, std, _ = moments.normalisation(groups)
+    datasets |= {"normalisation/mean": mean, "normalisation/std": std}
+    return Material(kind, source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
 
 
 def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
-
-
-def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield whole arrays per split, x [n, ...] and y, as blocks; memory maps are read as they are needed."""
-    for split, (x, y) in arrays.items():
-        features = prod(x.shape[1:])
-        step = rows_per_block(features)
-        for start in range(0, len(x), step):
-            yield split, np.asarray(x[start : start + step]).reshape(-1, features), y[start : start + step]
 
 
 def _labels(task: str, count: int, outputs: int) -> tuple[tuple[int, ...], np.dtype]:

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.labels import read_labels
@@ -38,8 +38,8 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     names = (f"{' and '.join(files[split, what] for what in ('images', 'labels'))}: {split}" for split in x)
     decoder.notes.assume(f"splits by the names of files: {', '.join(names)}")
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
-    facts = "idx", archive.source, CLASSIFICATION, shape, len(classes), classes, {s: len(y) for s, y in labels.items()}
-    return material_of(*facts, np.dtype(np.uint8), 1, slices({split: (x[split], labels[split]) for split in x}))
+    splits = {split: (x[split], labels[split]) for split in x}
+    return material_of("idx", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
 
 
 def _find(archive: Archive) -> dict[tuple[str, str], str]:

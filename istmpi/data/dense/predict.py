@@ -11,7 +11,7 @@ import numpy as np
 
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
-from istmpi.data.dense.delimited import Table
+from istmpi.data.dense.delimited import read_table
 from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError
@@ -24,7 +24,6 @@ from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
 from istmpi.foreign import Fields
 from istmpi.optional import optional
-from istmpi.units import counted
 
 Block = tuple[Sequence[str | int], np.ndarray]
 """The examples' names, or their numbers, and x [b, features], not normalised."""
@@ -74,7 +73,8 @@ def read_inputs(
     elif kind in ("images", "idx"):
         pillow, mode = optional("PIL.Image", "Pillow", "images"), "L" if shape[0] == 1 else "RGB"
         extent = shape[2], shape[1]
-        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
+        like, size = ("the training data", extent), extent if resize else None
+        decode = images.image_decoder(pillow, mode, "Give --resize.", set(), size, like)
         blocks = _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
     else:
         raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
@@ -138,18 +138,21 @@ def _of_table(
     if delimiter is None and "delimiter" in trained:
         delimiter = trained.text("delimiter")
     header = reading.get("header") if header is None else header
-    table = Table(Archive(path), path.name, label, notes, delimiter, header)
+    table = read_table(Archive(path), path.name, label, notes, delimiter, header, passed_over=reading.get("label"))
     if table.names is not None and reading.get("columns") is not None:
-        table.select(trained.texts("columns"), reading.get("label"))
-    elif table.width != prod(shape):
+        if differences := other_reading({"columns": table.names}, {"columns": trained.texts("columns")}):
+            raise DataError(
+                f"{path}: {differences} in the training data. Give the same columns in the same order; --label passes "
+                f"over one, --header no takes a table without a header, --delimiter says what is between columns."
+            )
+    if (width := table.x.shape[1]) != prod(shape):
         raise DataError(
-            f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}. Pass over the column of labels "
-            f"with --label; --delimiter says what is between columns."
+            f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Pass over the column of labels with "
+            f"--label; --delimiter says what is between columns."
         )
-    for x in table.features():
-        yield None, x
-    if table.blank:
-        notes.leave_out(f"{counted(table.blank, 'blank line')} of {path}")
+    step = rows_per_block(prod(shape))
+    for start in range(0, len(table.x), step):
+        yield None, table.x[start : start + step]
 
 
 def _of_files(

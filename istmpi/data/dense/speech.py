@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.melspectrogram import BANDS, FRAMES, log_mel
+from istmpi.data.dense.file import material_of
+from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, Example
 from istmpi.data.files.layout import checked_splits, class_folders, common_folder
@@ -21,6 +22,7 @@ from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
+from istmpi.tasks import CLASSIFICATION
 from istmpi.units import counted
 
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
@@ -52,8 +54,8 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
     with one_thread():
-        shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading)
-        return decoder.run("speech", archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
+        splits, classes, bad = decoder.run(archive, examples, clip_decoder(notes.reading), MOST_BYTES)
+    return material_of("speech", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
 
 
 def one_thread() -> AbstractContextManager:
@@ -107,7 +109,7 @@ def hashed_split(file: str) -> str:
 
 
 def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``.
+    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``.
 
     ``reading`` says whether constant offsets are removed.
     """
@@ -139,6 +141,6 @@ def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarra
         offset = clip.mean(dtype=np.float64)
         if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
             clip = clip - np.float32(offset)
-        return log_mel(clip, rate)
+        return log_mel(clip, rate)[np.newaxis]
 
     return decode

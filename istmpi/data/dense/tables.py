@@ -1,12 +1,11 @@
 """Tables of numbers as text, one example a line."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
 from istmpi.data.dataset import NAMES, SPLITS
-from istmpi.data.dense.delimited import Table, character_of, require_exact
+from istmpi.data.dense.delimited import Table, character_of, read_table, require_exact
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
@@ -17,7 +16,6 @@ from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION, REGRESSION
-from istmpi.units import counted
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 FEW = 100
@@ -42,53 +40,35 @@ def read(
     """
     if delimiter is not None:
         character_of(delimiter)
-    notes, source, given = decoder.notes, str(archive.path), header
+    notes, source = decoder.notes, str(archive.path)
     tables: dict[str, Table] = {}
     for split, name in _find(archive).items():
-        tables[split] = table = Table(archive, name, "-1" if label is None else label, notes, delimiter, header)
+        column = "-1" if label is None else label
+        tables[split] = table = read_table(archive, name, column, notes, delimiter, header)
         delimiter, header = table.delimiter, table.header is not None
     first, *others = tables.values()
     for other in others:
-        if other.columns != first.columns or other.header != first.header:
+        if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
             raise DataError(f"{other.name} has not the columns of {first.name}; give tables of one form.")
     if label is None:
         named = f", {first.name_of_label}" if first.name_of_label else ""
         notes.assume(f"the labels are in the last column{named}", "--label")
     notes.reading |= {"delimiter": delimiter, "header": header, "columns": first.names, "label": first.name_of_label}
-    raw = {split: table.labels() for split, table in tables.items()}
-    if blank := sum(table.blank for table in tables.values()):
-        notes.leave_out(counted(blank, "blank line"))
-    texts = Counter(text for labels in raw.values() for text in labels)
-    for opening in next(iter(raw.values()))[:1]:
-        if given is None and not header and texts[opening] == 1 and first.may_be_a_header(opening):
-            raise DataError(
-                f"{first.name}, line 1: its label {one_line(opening)!r} is no example's, so that the line may be a "
-                f"header. Give --header yes or no."
-            )
-    task, classes, labels = read_labels(_typed(raw, texts, task, notes, source), task, source)
-    if "" in tables:
+    raw = {split: table.labels for split, table in tables.items()}
+    task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
+    splits = {split: (table.x, labels[split]) for split, table in tables.items()}
+    if "" in splits:
         of_class = " of each class" * (task == CLASSIFICATION)
         decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
-        test = held_out(len(labels[""]), labels[""] if classes is not None else None)
-        masks = {"": {"train": ~test, "test": test}}
-    else:
-        masks = {split: {split: np.ones(len(y), bool)} for split, y in labels.items()}
-    counts = {split: int(mask.sum()) for parts in masks.values() for split, mask in parts.items()}
-    for split, count in counts.items():
-        if count == 0:
+        x, y = splits[""]
+        test = held_out(len(y), y if classes is not None else None)
+        splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in splits.items():
+        if not len(y):
             raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
-
-    def blocks() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        for part, table in tables.items():
-            start = 0
-            for x in table.features():
-                rows = slice(start, start := start + len(x))
-                for split, mask in masks[part].items():
-                    yield split, x[mask[rows]], labels[part][rows][mask[rows]]
-
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
-    facts = "csv", archive.source, task, (first.width,), len(classes) if classes is not None else 1, classes, counts
-    return material_of(*facts, np.dtype(np.float32), first.width, blocks(), output_names=named)
+    dtype, groups = np.dtype(np.float32), first.x.shape[1]
+    return material_of("csv", archive.source, task, splits, classes, dtype, groups, output_names=named)
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -110,9 +90,8 @@ def _find(archive: Archive) -> dict[str, str]:
     return {split: files[0] for split, files in chosen.items()}
 
 
-def _typed(
-    raw: dict[str, list[str]], texts: Counter[str], task: str | None, notes: Notes, source: str
-) -> dict[str, np.ndarray]:
+def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
+    texts = Counter(text for labels in raw.values() for text in labels)
     names = [text for text in texts if not is_number(text)]
     dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
     if names:

@@ -2,24 +2,19 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import material_of, rows_per_block
 from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
-from istmpi.data.writer import Material
+from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
-from istmpi.tasks import CLASSIFICATION
 
-Progress = Callable[[str, int, int], None]
-"""Called as ``progress(stage, done, total)``, often."""
 NAMED = 3
 
 
@@ -50,7 +45,6 @@ class Decoder:
         """A sentence on the splits."""
         self.notes = Notes()
         self._stack = ExitStack()
-        self._rows: int | None = None
 
     def __enter__(self) -> "Decoder":
         return self
@@ -60,56 +54,41 @@ class Decoder:
 
     def run(
         self,
-        kind: str,
         archive: Archive,
         examples: list[Example],
         decode: Callable[[str, bytes], np.ndarray],
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        groups: int,
         most_bytes: int,
-    ) -> Material:
-        """Return all examples as a classification set whose classes are their labels, sorted.
+    ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
+        """Return all examples and their classes' numbers per split, the classes, sorted, and the files that are bad.
 
-        ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError.
+        ``decode(name, content)`` gives arrays of one shape and type, or raises BadFileError.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
-        row_bytes = prod(shape) * dtype.itemsize
-        self._rows = self.scratch() if self._rows is None else self._rows
-        os.ftruncate(self._rows, 0)
-        bad: dict[str, str] = {}
+        scratch, row, bad = self.scratch(), np.zeros(1, np.uint8), {}
         for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
-                row = np.ascontiguousarray(decode(name, content), dtype)
-                assert row.nbytes == row_bytes, (name, row.shape, row.dtype)
-                store(self._rows, row, row_of[name] * row_bytes, self.folder)
+                row = np.ascontiguousarray(decode(name, content))
+                store(scratch, row, row_of[name] * row.nbytes, self.folder)
             except BadFileError as error:
                 bad[name] = str(error)
                 self.refuse(archive, bad, len(examples))
             self.progress("decoding", done, len(examples))
-        kept = {split: [e for e in examples if e.split == split and e.name not in bad] for split in SPLITS}
-        for split in ("train", "test"):
-            if not kept[split]:
+        os.ftruncate(scratch, len(examples) * row.nbytes)
+        codes, splits = {label: code for code, label in enumerate(classes)}, {}
+        with os.fdopen(os.dup(scratch), "rb") as file:
+            rows = np.memmap(file, row.dtype, "r", shape=(len(examples), *row.shape))
+        for split in SPLITS:
+            part = [example for example in examples if example.split == split and example.name not in bad]
+            if not part and split != "validation":
                 raise DataError(
                     f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout."
                 )
-        counts = {split: len(part) for split, part in kept.items() if part}
-        codes = {label: code for code, label in enumerate(classes)}
-
-        def blocks() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-            step = rows_per_block(prod(shape))
-            for split, part in kept.items():
-                for start in range(0, len(part), step):
-                    block = part[start : start + step]
-                    x = np.empty((len(block), prod(shape)), dtype)
-                    for row, example in zip(x, block):
-                        os.preadv(self._rows, [row], row_of[example.name] * row_bytes)
-                    yield split, x, np.array([codes[example.label] for example in block], np.int64)
-
-        facts = kind, archive.source, CLASSIFICATION, shape, len(classes), classes, counts, dtype, groups
-        return material_of(*facts, blocks(), sorted(bad))
+            if part:
+                x = Chosen(rows, np.array([row_of[example.name] for example in part]))
+                splits[split] = x, np.array([codes[example.label] for example in part], np.int64)
+        return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
         """Return the number of a new nameless file on the disk of the target, there until the end."""

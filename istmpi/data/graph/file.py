@@ -15,8 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,30 +32,13 @@ if TYPE_CHECKING:
 FLOATS, LONG, NUMBERS, BYTES = (np.dtype(code) for code in ("<f4", "<i8", "<i4", "u1"))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts on a graph for a report; edges are pairs of nodes, or directed ones."""
-
-    nodes: int
-    edges: int
-    directed: bool
-    self_loops: int
-    repeated: int
-    largest_degree: int
-    isolated: int
-    labels: int
-    clusters: int = 0
-    cut: float = 0.0
-    """The share of the edges between clusters."""
-
-
 def material_of(
     source: str,
     outputs: int,
     classes: tuple[str, ...] | None,
     nodes: Mapping[str, np.ndarray],
     graph: Graph,
-    facts: Facts | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Material:
     """Return a graph on its way into a file, with the nodes of each split."""
     labels = graph.labels, BYTES if classes is None else LONG
@@ -65,15 +47,15 @@ def material_of(
     if graph.clusters is not None:
         arrays["clusters"] = graph.clusters, NUMBERS
     arrays |= {f"{split}/nodes": (members, LONG) for split, members in nodes.items()}
-    fixed = {path: np.ascontiguousarray(values, dtype) for path, (values, dtype) in arrays.items()}
+    datasets = {path: np.ascontiguousarray(values, dtype) for path, (values, dtype) in arrays.items()}
     if classes is not None:
-        fixed["classes"] = names_array(classes)
+        datasets["classes"] = names_array(classes)
     clusters, shape = 0 if graph.clusters is None else len(graph.members), graph.x.shape[1:]
     attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
     counts = {split: len(members) for split, members in nodes.items()}
     task = NODE_LABELS if classes is None else NODE_CLASSES
-    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, fixed
-    return Material(*of_graph, facts={"graph": facts})
+    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, datasets
+    return Material(*of_graph, facts=facts or {})
 
 
 def open_graph(file: PreparedFile) -> Dataset:

@@ -12,7 +12,7 @@ import numpy as np
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.graph.arrays import read_raw
-from istmpi.data.graph.file import Facts, material_of
+from istmpi.data.graph.file import material_of
 from istmpi.data.graph.planetoid import RawGraph
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
@@ -63,18 +63,12 @@ def read(
         parts, cut = _cut(neighbours, clusters, directed, source)
     degrees = np.diff(neighbours.offsets)
     alone = (degrees == 0) & (np.bincount(neighbours.arrays[0], minlength=count) == 0)
-    facts = Facts(
-        nodes=count,
-        edges=edges if directed else edges // 2,
-        directed=directed,
-        self_loops=loops,
-        repeated=repeated,
-        largest_degree=int(degrees.max()),
-        isolated=int(alone.sum()),
-        labels=int(((labels > 0) if classes is None else (labels >= 0)).sum()),
-        clusters=0 if parts is None else int(parts.max()) + 1,
-        cut=cut,
-    )
+    facts = {"nodes": count, "nodes without an edge": int(alone.sum())}
+    facts["directed edges" if directed else "edges, each in both directions"] = edges if directed else edges // 2
+    facts |= {"dropped edges of a node to itself": loops, "dropped edges that were there twice": repeated}
+    facts |= {"neighbours at most": int(degrees.max())}
+    if parts is not None:
+        facts |= {"clusters": int(parts.max()) + 1, "share of edges between them": round(cut, 3)}
     outputs = labels.shape[1] if classes is None else len(classes)
     return material_of(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
 from istmpi.data.writer import Material
@@ -57,9 +57,7 @@ def read(archive: Archive, place: tuple[Layout, str]) -> Material:
     parts = [_batch(folder + name, files[folder + name], layout, len(names)) for name in (*layout.train, layout.test)]
     train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))
     splits = {"train": train, "test": parts[-1]}
-    counts = {split: len(labels) for split, (_, labels) in splits.items()}
-    facts = "images", archive.source, CLASSIFICATION, SHAPE, len(names), names, counts
-    return material_of(*facts, np.dtype(np.uint8), 3, slices(splits))
+    return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
 def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
@@ -90,7 +88,7 @@ def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.
                 f"{path}: the label of image {row} is {shown}; it must be a whole number from 0 to {classes - 1}. "
                 "Download it again."
             )
-    return x, np.array(y, np.int64)
+    return x.reshape(-1, *SHAPE), np.array(y, np.int64)
 
 
 def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:

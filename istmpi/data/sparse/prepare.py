@@ -8,7 +8,6 @@ All rows are in memory meanwhile: 8 bytes for each value.
 """
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.layout import note_splits
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.sparse.file import Facts, material_of
+from istmpi.data.sparse.file import material_of
 from istmpi.data.sparse.lines import MOST, Limits, Rows, read_lines
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
@@ -130,36 +129,31 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
                 f"{source.name}, line 1: it says {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
-    kept, values, labels, seen, bare, unlabelled = {}, {}, {}, {}, 0, 0
+    splits, seen, bare, unlabelled = {}, {}, 0, 0
     for split, (rows, chosen) in parts.items():
         lengths, label_lengths = (np.diff(lists.offsets) for lists in (rows.features, rows.labels))
         bare += int((chosen & (lengths == 0)).sum())
         unlabelled += int((chosen & (lengths > 0) & (label_lengths == 0)).sum())
-        kept[split] = np.flatnonzero(chosen & (lengths > 0) & (label_lengths > 0))
-        values[split], labels[split] = (int(of[kept[split]].sum()) for of in (lengths, label_lengths))
-        if not len(kept[split]):
+        kept = np.flatnonzero(chosen & (lengths > 0) & (label_lengths > 0))
+        if not len(kept):
             raise DataError(
                 f"{rows.name}, line {rows.first_line}: it has no {split} row with a feature and a label from there on; "
                 f"a data set needs at least one. Check the file."
             )
+        splits[split] = rows.features.take(kept), rows.labels.take(kept)
         seen[split] = np.zeros(sizes[1], bool)
-        seen[split][rows.labels.take(kept[split]).arrays[0]] = True
+        seen[split][splits[split][1].arrays[0]] = True
         if not (seen[split] & seen["train"]).any():
             raise DataError(
                 f"{rows.name}, line {rows.first_line}: none of the labels of the {split} rows from there on occurs in "
                 f"training. Are they numbered alike in all files?"
             )
-    counts = {split: len(rows) for split, rows in kept.items()}
-    rates, repeated = (of["train"] / counts["train"] for of in (values, labels)), sum(rows.repeated for rows in sources)
-    facts = Facts(sizes[1], int(seen["train"].sum()), *rates, bare, unlabelled, repeated)
-
-    def blocks() -> Iterator[tuple[str, Ragged, Ragged]]:
-        for split, (rows, _) in parts.items():
-            for start in range(0, counts[split], STEP):
-                part = kept[split][start : start + STEP]
-                yield split, rows.features.take(part), rows.labels.take(part)
-
-    return material_of(archive.source, *sizes, counts, values, labels, facts, blocks())
+    features, labels = (round(float(np.diff(lists.offsets).mean()), 2) for lists in splits["train"])
+    facts = {"labels": sizes[1], "labels in training": int(seen["train"].sum())}
+    facts |= {"features in a row of training": features, "labels in a row of training": labels}
+    facts |= {"dropped rows without features": bare, "dropped rows without labels": unlabelled}
+    facts["labels that their rows had already"] = sum(rows.repeated for rows in sources)
+    return material_of(archive.source, *sizes, splits, facts)
 
 
 def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray:

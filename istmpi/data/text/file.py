@@ -9,16 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from istmpi.data.dataset import Dataset
 from istmpi.data.text.split import TextSplit
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
-from istmpi.data.writer import FileWriter, Material
+from istmpi.data.writer import Material
 from istmpi.tasks import NEXT_TOKEN
 
 if TYPE_CHECKING:
@@ -31,37 +30,24 @@ def smallest_type(vocabulary: int) -> np.dtype:
     return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts on text for a report; ``documents`` per split, but of one that was ``cut``."""
-
-    vocabulary: int
-    documents: dict[str, int]
-    cut: bool
-
-
-class Writer(FileWriter):
-    def append(self, split: str, tokens: np.ndarray) -> None:
-        super().append(split, tokens=tokens)
-
-
 def material_of(
     source: str,
     tokenizer: Tokenizer,
-    counts: Mapping[str, int],
+    tokens: Mapping[str, Any],
     nbytes: Mapping[str, int],
-    facts: Facts,
-    blocks: Iterable[tuple[str, np.ndarray]],
+    facts: Mapping[str, int],
     skipped: Sequence[str] = (),
 ) -> Material:
-    """Return text on its way into a file: ``counts`` of tokens, ``nbytes`` of the text."""
+    """Return text on its way into a file: the ``tokens`` of each split, sliced as needed, of ``nbytes`` of text."""
     json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
     attributes = {"end": tokenizer.end, "tokenizer": len(json)}
     attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}
-    fixed = {"tokenizer": np.frombuffer(json, np.uint8)} if json else {}
-    datasets = {f"{split}/tokens": ((count,), smallest_type(vocabulary)) for split, count in counts.items()}
-    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, fixed, datasets
-    return Material(*of_text, blocks, Writer, skipped, {"text": facts})
+    datasets = {f"{split}/tokens": values for split, values in tokens.items()}
+    if json:
+        datasets["tokenizer"] = np.frombuffer(json, np.uint8)
+    counts = {split: values.shape[0] for split, values in tokens.items()}
+    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
+    return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})
 
 
 def open_text(file: PreparedFile) -> Dataset:

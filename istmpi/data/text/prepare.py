@@ -4,18 +4,17 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import BLOCK
 from istmpi.data.files.archive import Archive, Stream, store
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.layout import note_splits, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import Facts, material_of, smallest_type
+from istmpi.data.text.file import material_of, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
@@ -25,8 +24,6 @@ from istmpi.units import counted
 LINES = (".jsonl", ".jsonl.gz")
 """The endings of files that have a document a line."""
 CUT = 0.9
-_Runs = Sequence[tuple[int, int]]
-"""Tokens in the scratch file: the starts and the lengths of runs."""
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
@@ -155,11 +152,11 @@ class _Documents:
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]
-        if cut := not any(splits) and len(self) == 1:
+        if not any(splits) and len(self) == 1:
             self._decoder.split = "the end of the only document for testing"
-            at, total, documents = max(int(self._end * CUT), 1), int(nbytes[0]), {}
+            at, total, facts = max(int(self._end * CUT), 1), int(nbytes[0]), {}
             test = max(round(total * (self._end - at) / self._end), 1)
-            runs = {"train": [(0, at)], "test": [(at, self._end - at)]}
+            runs = {"train": ([0], [at]), "test": ([at], [self._end - at])}
             sizes = {"train": max(total - test, 1), "test": test}
         else:
             if any(splits):
@@ -167,27 +164,31 @@ class _Documents:
             else:  # by the names, so that the order in a tar file does not matter
                 self._decoder.split = f"of the documents {ONE_IN_FIVE}"
                 number_of = held_out(len(self)).astype(np.int64)
-            chosen = {split: number_of == number for number, split in enumerate(SPLITS)}
-            documents = {split: int(rows.sum()) for split, rows in chosen.items() if rows.any()}
+            chosen = {split: number_of == number for number, split in enumerate(SPLITS) if number in number_of}
             for split in ("train", "test"):
-                if split not in documents:
+                if split not in chosen:
                     raise DataError(f"{archive.path} has no {split} documents; a data set needs at least one.")
-            runs = {split: _neighbours(starts[chosen[split]], tokens[chosen[split]]) for split in documents}
-            sizes = {split: int(nbytes[chosen[split]].sum()) for split in documents}
-        counts = {split: sum(count for _, count in parts) for split, parts in runs.items()}
-        facts = Facts(self._tokenizer.vocabulary, documents, cut)
-        return material_of(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
-
-    def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
-        for split, parts in runs.items():
-            for start, count in parts:
-                for at in range(start, start + count, BLOCK):
-                    block = np.empty(min(BLOCK, start + count - at), self._dtype)
-                    os.preadv(self._scratch, [block], at * self._dtype.itemsize)
-                    yield split, block
+            runs = {split: (starts[rows], tokens[rows]) for split, rows in chosen.items()}
+            sizes = {split: int(nbytes[rows].sum()) for split, rows in chosen.items()}
+            facts = {f"{split} documents": int(rows.sum()) for split, rows in chosen.items()}
+        of_split = {split: _Tokens(self._scratch, self._dtype, *map(np.array, run)) for split, run in runs.items()}
+        return material_of(archive.source, self._tokenizer, of_split, sizes, facts, skipped)
 
 
-def _neighbours(starts: np.ndarray, counts: np.ndarray) -> _Runs:
-    """Return documents as runs, those that lie one behind the other as one."""
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] != (starts + counts)[:-1]]))
-    return list(zip(starts[first].tolist(), np.add.reduceat(counts, first).tolist()))
+class _Tokens:
+    """Runs of tokens in a scratch file, one behind the other, read when they are sliced."""
+
+    def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
+        self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)
+        self.dtype, self.shape = dtype, (int(self._ends[-1]),)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        out, at = np.empty(rows.stop - rows.start, self.dtype), rows.start
+        for run in range(int(np.searchsorted(self._ends, at, side="right")), len(self._ends)):
+            if at == rows.stop:
+                break
+            end = min(int(self._ends[run]), rows.stop)
+            place = int(self._starts[run]) + at - int(self._ends[run - 1] if run else 0)
+            os.preadv(self._scratch, [out[at - rows.start : end - rows.start]], place * self.dtype.itemsize)
+            at = end
+        return out
