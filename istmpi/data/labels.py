@@ -39,10 +39,10 @@ def read_labels(
             count, taken = len(np.unique(labels)), "numbers to predict" if task == REGRESSION else "classes"
             notes.assume(f"{len(labels):,} labels are whole numbers of {count:,} values: taken for {taken}", _TASK)
     if task == CLASSIFICATION:
-        classes, y = _classes(labels, source)
+        classes, y = _classes(labels, parts, source)
         return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
     if task == MULTI_LABEL:
-        y = _split(_flags(labels, source), parts)
+        y = _split(_flags(labels, parts, source), parts)
         if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
             notes.leave_out(
                 f"{len(never)} of {labels.shape[1]} labels, that no training example has: {first_of(never)}"
@@ -55,7 +55,9 @@ def read_labels(
     if not (finite := np.isfinite(rows).all(axis=1)).all():
         row = int(np.argmin(finite))
         label = ", ".join(map(str, rows[row]))
-        raise DataError(f"{source}: the label of example {row} is {label}; it must be finite. Remove such examples.")
+        raise DataError(
+            f"{source}: the label of {_example(row, parts)} is {label}; it must be finite. Remove such examples."
+        )
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
 
@@ -77,7 +79,7 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     return names
 
 
-def _classes(labels: np.ndarray, source: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the class names, and the class number of each label."""
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
@@ -90,8 +92,8 @@ def _classes(labels: np.ndarray, source: str) -> tuple[tuple[str, ...], np.ndarr
         if not (whole := (np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
             row = int(np.argmin(whole))
             raise DataError(
-                f"{source}: the label of example {row} is {labels[row]}; a class is a whole number or a name. Correct "
-                "it, or predict it as a number: --task regression."
+                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class is a whole number or a name. "
+                "Correct it, or predict it as a number: --task regression."
             )
         labels = labels.astype(np.int64)
     values, y = np.unique(labels, return_inverse=True)
@@ -106,7 +108,7 @@ def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
     return MULTI_LABEL, "all 0 or 1: taken for several labels an example"
 
 
-def _flags(labels: np.ndarray, source: str) -> np.ndarray:
+def _flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
     if labels.ndim != 2:
         raise DataError(
             f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
@@ -115,8 +117,8 @@ def _flags(labels: np.ndarray, source: str) -> np.ndarray:
     if not (flags := (labels == 0) | (labels == 1)).all():
         row, column = np.argwhere(~flags)[0]
         raise DataError(
-            f"{source}: example {row} has {labels[row, column].item()!r} for label {column}; multi-label needs 0 or 1. "
-            "Correct it, or predict numbers: --task regression."
+            f"{source}: {_example(int(row), parts)} has {labels[row, column].item()!r} for label {column}; multi-label "
+            "needs 0 or 1. Correct it, or predict numbers: --task regression."
         )
     return labels.astype(np.uint8)
 
@@ -133,6 +135,14 @@ def _joined(parts: Parts, source: str) -> np.ndarray:
     if kinds <= {*"biu"} and np.result_type(*arrays).kind == "f":  # int64 and uint64
         arrays = [part.astype(object) for part in arrays]
     return np.concatenate(arrays)
+
+
+def _example(row: int, parts: Parts) -> str:
+    for split, part in parts.items():
+        if row < len(part):
+            return f"{split} example {row}".strip()
+        row -= len(part)
+    raise AssertionError(row)
 
 
 def _split(y: np.ndarray, parts: Parts) -> Parts:

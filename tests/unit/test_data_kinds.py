@@ -207,7 +207,7 @@ def test_idx(tmp_path, zipped):
     [
         ("train-images-idx3-ubyte", lambda old: old[:-1], "train-images-idx3-ubyte is truncated: 1 bytes are missing"),
         ("t10k-labels-idx1-ubyte", lambda old: b"\0\0\x0d\1" + old[4:], "t10k-labels-idx1-ubyte is not an idx file"),
-        ("train-labels-idx1-ubyte", lambda old: b"\0", "train-labels-idx1-ubyte is truncated"),
+        ("train-labels-idx1-ubyte", lambda old: old[:9], "train-labels-idx1-ubyte is truncated: 19 bytes"),
     ],
 )
 def test_a_damaged_idx_file_is_named(tmp_path, name, content, message):
@@ -231,7 +231,7 @@ def test_a_damaged_gz_is_named(tmp_path):
     folder = make_idx(tmp_path / "input", zipped=True)
     path = folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="train-images-idx3-ubyte.gz is damaged"):
+    with pytest.raises(DataError, match="train-images-idx3-ubyte.gz cannot be read"):
         prepare("idx", folder, tmp_path / "data.h5")
 
 

@@ -138,9 +138,8 @@ def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
     train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
     report = prepare("xc", write(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
     assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
-    facts = report.rows
-    assert (facts.without_features, facts.without_labels, facts.repeated) == (1, 2, 2)
-    assert (report.counts, facts.labels, facts.trained_labels) == ({"train": 2, "test": 2}, 4, 3)
+    assert report.counts == {"train": 2, "test": 2}
+    assert [*report.facts.values()] == [4, 3, 1, 1.5, 1, 2, 2]  # labels, in training; in a row; dropped; repeated
 
 
 def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
@@ -275,7 +274,7 @@ def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
     with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0.*, write 0 for -1"):
         prepare("xc", source, tmp_path / "data.h5")
     source.write_bytes(text.replace(b"-1 ", b"0 "))
-    assert prepare("xc", source, tmp_path / "data.h5").rows.labels == 2
+    assert prepare("xc", source, tmp_path / "data.h5").facts["labels"] == 2
 
 
 @pytest.mark.parametrize("form", ["blank inside", "blank at the end", "blank beside rows", "too many", "too few"])

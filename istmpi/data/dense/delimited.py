@@ -71,7 +71,7 @@ def read_table(
             notes.assume(f"the first line is {what}", "--header")
         x, labels = [np.zeros((0, len(columns)))], []
         examples = _examples(name, chain(opening[header:], rows), len(first))
-        while numbered := list(islice(examples, rows_per_block(len(first)))):
+        while numbered := list(islice(examples, rows_per_block(max(len(first), 1)))):
             x.append(_numbers(name, numbered, columns, bool(header)))
             for number, row in numbered if label is not None else ():
                 labels.append(row[place].strip())

@@ -163,13 +163,13 @@ class Archive:
         with self._named_damage():
             while waiting:
                 folder, above = waiting.pop()
-                for entry in os.scandir(self.path / folder):
+                for entry in [*os.scandir(self.path / folder)]:
                     name = folder + entry.name
                     linked = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
                     again = any(_overlap(real, other) for real in linked for other in above)
-                    if entry.is_file() and not entry.name.startswith("."):
+                    if os.path.isfile(entry) and not entry.name.startswith("."):
                         paths[printable(name)] = self.path / name
-                    elif entry.is_dir() and not entry.name.startswith(".") and not again:
+                    elif os.path.isdir(entry) and not entry.name.startswith(".") and not again:
                         waiting.append((f"{name}/", (*above, *linked)))
                     else:
                         self._left_out.append(printable(name))

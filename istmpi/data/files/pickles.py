@@ -77,7 +77,7 @@ _NAMES = {
 class _Reader(pickle._Unpickler):  # in Python: that in C makes room for any number of a memo
     def find_class(self, module: str, name: str) -> object:
         if (wanted := f"{module} {name}") not in _NAMES:
-            raise PickleError(f"it asks for {f'{module}.{name}'[:80]!r}")
+            raise PickleError(f"it asks for {repr(f'{module}.{name}')[:80]}")
         return _NAMES[wanted]
 
 
