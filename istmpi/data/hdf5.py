@@ -50,7 +50,6 @@ from istmpi.tasks import TASKS
 READABLE = (1, 2)
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
-_LOOKED_AT = 2**20
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -140,47 +139,22 @@ class PreparedFile:
         expected = expected_checksums(self._file, name)
         return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def count(self, split: str, what: str) -> int:
-        """Return the number of a split's examples; DataError where it has none."""
-        if (count := int(self.attribute(split))) < 1:
-            raise self.error(f"has {count} {split} {what}; it needs at least one. Prepare it again")
-        return count
+    def number(self, name: str) -> int:
+        """Return an attribute that is a number of things; DataError where there are none."""
+        if (number := int(self.attribute(name))) < 1:
+            raise self.error(f"has {number} {name}; it needs at least one. Prepare it again")
+        return number
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(length) for length in self.attribute("shape"))
 
-    @property
-    def outputs(self) -> int:
-        return int(self.attribute("outputs"))
-
     def has(self, name: str) -> bool:
         return dataset_at(self._file, name) is not None
 
-    def offsets(self, name: str, rows: int, total: int) -> np.memmap:
-        """Return the offsets of so many lists, which rise from 0 to a total."""
-        offsets = self.mapped(name, (rows + 1,), (np.dtype("<i8"),))
-        if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
-            raise self.error(f"has {name} that does not rise from 0 to {total:,}; prepare it again")
-        return offsets
-
-    def numbers(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype, least: int, below: int, all: bool = True
-    ) -> np.memmap:
-        """Return a dataset of numbers in a range; unless ``all``, only its beginning is looked at."""
-        numbers = self.mapped(name, shape, (dtype,))
-        part = numbers if all else numbers[:_LOOKED_AT]
-        if part.size and (part.min() < least or part.max() >= below):
-            raise self.error(f"has numbers in {name} that are not from {least} to {below - 1}; prepare it again")
-        return numbers
-
-    def names(self, path: str, outputs: int) -> tuple[str, ...]:
-        if (dataset := dataset_at(self._file, path)) is None:
-            raise self.error(f"has no dataset {path}; prepare it again")
-        names = tuple(dataset.asstr()[()])
-        if len(names) != outputs:
-            raise self.error(f"names {len(names)} {path} but has {outputs} outputs; prepare it again")
-        return names
+    def names(self, path: str) -> tuple[str, ...] | None:
+        dataset = dataset_at(self._file, path)
+        return None if dataset is None else tuple(dataset.asstr()[()])
 
     def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:
         """Return a dataset as a read-only memory map, once its shape, type and place are as the format says."""

@@ -189,7 +189,7 @@ def test_one_image_of_16_bits_stops_nothing(tmp_path):
         Image.fromarray(np.zeros((4, 5), np.uint16)).save(path)
     for share, message in (
         (0.05, r"2 of 30 files cannot be read, .*cat/0.png.*\(pixels of mode I;16"),
-        (1, "has no test examples"),
+        (1, "has no train examples"),
     ):
         with pytest.raises(DataError, match=message):
             prepare("images", folder, tmp_path / "data.h5", force=True, max_bad=share)

@@ -71,7 +71,7 @@ def test_fortran_order_and_big_endian_are_read(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"x \(3, 2\) of float64 and y \(4,\) do not fit"),
         ({"x": np.zeros((3, 2)), "y": np.array([None] * 3)}, "Object arrays|Python objects"),
         ({"x": np.zeros((1, 2)), "y": np.zeros(1)}, "has no test examples"),
-        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, np.nan, 2])}, "label of example"),
+        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, np.nan, 2])}, "label of train example"),
     ],
 )
 def test_an_npz_that_does_not_fit(tmp_path, arrays, message):

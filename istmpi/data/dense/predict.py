@@ -140,11 +140,14 @@ def _of_table(
     header = reading.get("header") if header is None else header
     table = read_table(Archive(path), path.name, label, notes, delimiter, header, passed_over=reading.get("label"))
     if table.names is not None and reading.get("columns") is not None:
-        if differences := other_reading({"columns": table.names}, {"columns": trained.texts("columns")}):
+        columns = trained.texts("columns")
+        if len({*columns}) < len(columns) or sorted(table.names) != sorted(columns):
+            differences = other_reading({"columns": table.names}, {"columns": columns}) or "its names are not unique"
             raise DataError(
-                f"{path}: {differences} in the training data. Give the same columns in the same order; --label passes "
-                f"over one, --header no takes a table without a header, --delimiter says what is between columns."
+                f"{path}: {differences} in the training data. Give the same columns, each with its own name; --label "
+                f"passes over one, --header no takes a table without a header, --delimiter says what is between."
             )
+        table.x = table.x[:, [table.names.index(name) for name in columns]]
     if (width := table.x.shape[1]) != prod(shape):
         raise DataError(
             f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Pass over the column of labels with "

@@ -59,31 +59,16 @@ def material_of(
 
 
 def open_graph(file: PreparedFile) -> Dataset:
-    shape, outputs, task = file.shape, file.outputs, file.text("task")
-    nodes, edges, clusters = (int(file.attribute(name)) for name in ("nodes", "edges", "clusters"))
-    if len(shape) != 1 or not shape[0] > 0 or not 0 < outputs < 2**31 or not 0 < nodes < 2**31 or edges < 1:
-        raise file.error(f"has {nodes} nodes of shape {shape}, {edges} edges and {outputs} labels; prepare it again")
-    x = file.mapped("x", (nodes, shape[0]), (FLOATS,))
-    indptr = file.offsets("indptr", nodes, edges)
-    indices = file.numbers("indices", (edges,), NUMBERS, 0, nodes, all=False)
-    if task == NODE_CLASSES:
-        classes, labels = file.names("classes", outputs), file.numbers("labels", (nodes,), LONG, -1, outputs)
-    else:
-        classes, labels = None, file.numbers("labels", (nodes, outputs), BYTES, 0, 2)
-    cut = file.numbers("clusters", (nodes,), NUMBERS, 0, clusters) if clusters else None
-    # Of the features the first rows: all would be a full read.
-    if not np.isfinite(x[: max(1, 2**20 // shape[0])]).all():
-        raise file.error("has features in x that are not finite; prepare it again")
+    shape, outputs, task = file.shape, file.number("outputs"), file.text("task")
+    nodes, edges, clusters = file.number("nodes"), file.number("edges"), int(file.attribute("clusters"))
+    x = file.mapped("x", (nodes, *shape), (FLOATS,))
+    indptr, indices = file.mapped("indptr", (nodes + 1,), (LONG,)), file.mapped("indices", (edges,), (NUMBERS,))
+    form, dtype = ((nodes,), LONG) if task == NODE_CLASSES else ((nodes, outputs), BYTES)
+    labels = file.mapped("labels", form, (dtype,)).view(np.ndarray)
+    cut = file.mapped("clusters", (nodes,), (NUMBERS,)) if clusters else None
     guards = file.guard("x", x), file.guard("indices", indices)
-    graph = Graph(x, Ragged(indptr, (indices,)), labels.view(np.ndarray), cut, guards)
-    splits = {split: GraphSplit(graph, _nodes(file, split, graph)) for split in file.splits}
-    return Dataset(splits, task, shape, outputs, classes, file.text("source"), file.text("kind"))
-
-
-def _nodes(file: PreparedFile, split: str, graph: Graph) -> np.ndarray:
-    nodes = file.mapped(f"{split}/nodes", (file.count(split, "nodes"),), (LONG,)).view(np.ndarray)
-    if nodes[0] < 0 or nodes[-1] >= len(graph) or (np.diff(nodes) <= 0).any():
-        raise file.error(f"has {split}/nodes that do not rise from 0 to {len(graph) - 1}; prepare it again")
-    if graph.labels[nodes].min() < 0:
-        raise file.error(f"has {split} nodes without a label; prepare it again")
-    return nodes
+    graph, splits = Graph(x, Ragged(indptr, (indices,)), labels, cut, guards), {}
+    for split in file.splits:
+        members = file.mapped(f"{split}/nodes", (file.number(split),), (LONG,)).view(np.ndarray)
+        splits[split] = GraphSplit(graph, members)
+    return Dataset(splits, task, shape, outputs, file.names("classes"), file.text("source"), file.text("kind"))

@@ -48,23 +48,16 @@ def material_of(
 
 
 def open_rows(file: PreparedFile) -> Dataset:
-    shape, outputs = file.shape, file.outputs
-    if len(shape) != 1 or not 0 < shape[0] < 2**31 or not 0 < outputs < 2**31:
-        raise file.error(f"has examples of shape {shape} and {outputs} labels; prepare it again")
-    splits = {split: _split(file, split, shape[0], outputs) for split in file.splits}
-    return Dataset(splits, MULTI_LABEL, shape, outputs, None, file.text("source"), file.text("kind"))
+    splits = {split: _split(file, split) for split in file.splits}
+    outputs, source = file.number("outputs"), file.text("source")
+    return Dataset(splits, MULTI_LABEL, file.shape, outputs, None, source, file.text("kind"))
 
 
-def _split(file: PreparedFile, split: str, features: int, outputs: int) -> SparseSplit:
-    count, values, labels = (int(file.attribute(name)) for name in (split, f"{split}_values", f"{split}_labels"))
-    if min(count, values, labels) < 1:
-        raise file.error(f"has {count} {split} rows with {values} values and {labels} labels; prepare it again")
-    indptr = file.offsets(f"{split}/indptr", count, values)
-    label_indptr = file.offsets(f"{split}/label_indptr", count, labels)
-    columns = file.numbers(f"{split}/indices", (values,), NUMBERS, 0, features, all=False)
-    label_columns = file.numbers(f"{split}/label_indices", (labels,), NUMBERS, 0, outputs)
+def _split(file: PreparedFile, split: str) -> SparseSplit:
+    count, values, labels = map(file.number, (split, f"{split}_values", f"{split}_labels"))
+    indptr, label_indptr = (file.mapped(f"{split}/{name}indptr", (count + 1,), (OFFSETS,)) for name in ("", "label_"))
+    columns = file.mapped(f"{split}/indices", (values,), (NUMBERS,))
+    label_columns = file.mapped(f"{split}/label_indices", (labels,), (NUMBERS,))
     data = file.mapped(f"{split}/data", (values,), (VALUES,))
-    if not np.isfinite(data[: 2**20]).all():
-        raise file.error(f"has values in {split}/data that are not finite; prepare it again")
     guards = file.guard(f"{split}/indices", columns), file.guard(f"{split}/data", data)
     return SparseSplit(Ragged(indptr, (columns, data)), Ragged(label_indptr, (label_columns,)), guards)

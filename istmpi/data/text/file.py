@@ -23,8 +23,6 @@ from istmpi.tasks import NEXT_TOKEN
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import PreparedFile
 
-_LOOKED_AT = 2**20
-
 
 def smallest_type(vocabulary: int) -> np.dtype:
     return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
@@ -52,25 +50,15 @@ def material_of(
 
 def open_text(file: PreparedFile) -> Dataset:
     """Return the data set of an open prepared file, in windows of one token."""
-    vocabulary, end = file.outputs, int(file.attribute("end"))
-    if not 0 <= end < vocabulary <= 2**32:
-        raise file.error(f"has {vocabulary} tokens, of which {end} ends a document; prepare it again")
-    dtype, splits, nbytes = smallest_type(vocabulary), {}, {}
+    vocabulary, end, splits = file.number("outputs"), int(file.attribute("end")), {}
     for split in file.splits:
-        path, count, nbytes[split] = f"{split}/tokens", int(file.attribute(split)), file.attribute(f"{split}_bytes")
-        if count < 1 or nbytes[split] < 1:
-            raise file.error(f"has {count} {split} tokens of {nbytes[split]} bytes; it needs some. Prepare it again")
-        tokens = file.mapped(path, (count,), (dtype,))
-        # A look at the first is cheap and finds what another program filled wrongly; all would be a full read.
-        if (largest := int(tokens[:_LOOKED_AT].max())) >= vocabulary:
-            raise file.error(f"has token {largest} in {path}, but a vocabulary of {vocabulary}; prepare it again")
+        path = f"{split}/tokens"
+        tokens = file.mapped(path, (file.number(split),), (smallest_type(vocabulary),))
         splits[split] = TextSplit(tokens, guard=file.guard(path, tokens))
     source, tokenizer = file.text("source"), Bytes()
     if length := int(file.attribute("tokenizer")):
         json = file.mapped("tokenizer", (length,), (np.dtype("u1"),)).tobytes().decode("utf-8")
         tokenizer = TokenizerFile(json, f"the tokenizer of {source}", (vocabulary, end))
-    elif (vocabulary, end) != (Bytes.vocabulary, Bytes.end):
-        raise file.error(f"has {vocabulary} tokens and no tokenizer; prepare it again")
-    a_token = int(nbytes["test"]) / len(splits["test"].tokens)
+    a_token = file.number("test_bytes") / len(splits["test"].tokens)
     more = {"bytes_per_token": a_token, "tokenizer": tokenizer}
     return Dataset(splits, NEXT_TOKEN, (1,), vocabulary, None, source, file.text("kind"), **more)
