@@ -60,7 +60,6 @@ class FolderLock:
             raise OutputError(f"{self.path} is no longer this run's: another one has taken its place.")
 
     def release(self) -> None:
-        """Let others have the folder."""
         self._released.set()
         if _read(self.path) == self._own:
             with contextlib.suppress(OSError):
@@ -112,7 +111,6 @@ class FolderLock:
 
 
 def _link(text: str, path: Path) -> bool:
-    """Make a file and say whether it is new; the text is in it from the start."""
     beside = _beside(path, text)
     try:
         os.link(beside, path)
@@ -143,7 +141,6 @@ def require_unheld(folder: Path) -> None:
 
 
 def text_of_this_process() -> str:
-    """Return the text of this process's file, which no other process's file has."""
     return json.dumps(_this_process()) + "\n"
 
 
@@ -236,7 +233,6 @@ def _age(path: Path) -> float:
 
 
 def _beside(path: Path, text: str) -> Path:
-    """Make a new file with this text, beside another."""
     beside = temporary(path.with_name(FILE))
     try:
         beside.write_text(text, encoding="utf-8")

@@ -60,7 +60,6 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
 
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
-    """Open a prepared file and check its structure."""
     path = Path(path)
     with _reading(path):
         if not path.is_file() or not h5py.is_hdf5(path):
@@ -96,7 +95,6 @@ class PreparedFile:
 
     @property
     def nbytes(self) -> int:
-        """The size of all contents, checksums left out."""
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
@@ -140,7 +138,6 @@ class PreparedFile:
         return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     def number(self, name: str) -> int:
-        """Return an attribute that is a number of things; DataError where there are none."""
         if (number := int(self.attribute(name))) < 1:
             raise self.error(f"has {number} {name}; it needs at least one. Prepare it again")
         return number

@@ -1,14 +1,12 @@
 """NumPy arrays: one .npz, or .npy files side by side."""
 
-from math import prod
-
 import numpy as np
 
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import first_of
-from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last, split_arrays
+from istmpi.data.files.notes import Notes, first_of
+from istmpi.data.files.npz import convention_of, load_arrays, split_arrays
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
@@ -25,42 +23,37 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
     seem to come last.
     """
-    source, notes = str(archive.path), decoder.notes
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
-    splits, names = split_arrays(arrays, source)
-    if "" in names:
+    if not any("train" in name.lower() for name in arrays):
         decoder.split = ONE_IN_FIVE
-    for split, taken in names.items():
-        notes.assume(f"{' and '.join(taken)}: " + (f"the {split} split" if split else "no splits, drawn here"))
-    if rest := sorted(arrays.keys() - {name for pair in names.values() for name in pair}):
+    return material_of_arrays(arrays, str(archive.path), decoder.notes, task, channels)
+
+
+def material_of_arrays(
+    arrays: dict[str, np.ndarray], source: str, notes: Notes, task: str | None = None, channels: str | None = None
+) -> Material:
+    pairs, names = split_arrays(arrays, source)
+    if rest := sorted(arrays.keys() - names):
         notes.leave_out(f"{counted(len(rest), 'array')}: {first_of(rest)}")
-    task, classes, labels = read_labels({split: y for split, (_, y) in splits.items()}, task, source, notes=notes)
-    if channels == "last":
-        notes.reading["channels"] = channels
-    examples = {split: channels_first(x, channels, source) for split, (x, _) in splits.items()}
-    shape = examples["train"].shape[1:]
-    types = {split: x.dtype for split, x in examples.items()}
-    notes.reading |= convention_of(types.values())
-    of_bytes = {*types.values()} == {np.dtype(np.uint8)}
-    dtype = np.dtype(np.uint8 if of_bytes else np.float32)
-    if len({*types.values()}) > 1:
-        notes.assume(f"x is {', '.join(f'{kind} in {split}' for split, kind in types.items())}: all taken for {dtype}")
+    task, classes, labels = read_labels({split: y for split, (_, y) in pairs.items()}, task, source, notes=notes)
+    splits = {split: (_channels_first(x, channels, source), labels[split]) for split, (x, _) in pairs.items()}
+    notes.reading |= {"channels": channels} if channels == "last" else {}
+    types = [x.dtype for x, _ in splits.values()]
+    notes.reading |= convention_of(types)
+    of_bytes, shape = {*types} == {np.dtype(np.uint8)}, splits["train"][0].shape[1:]
     groups = shape[0] if len(shape) == 1 and not of_bytes else 1
-    if groups == 1 < prod(shape):
-        why = "bytes" if of_bytes else f"examples of {' x '.join(map(str, shape))}"
-        notes.assume(f"x has {why}: all features have one mean and deviation (columns of floats have their own)")
-    parts = {split: (examples[split], y) for split, y in labels.items()}
-    return material_of("arrays", archive.source, task, parts, classes, dtype, groups)
+    return material_of("arrays", source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
 
 
-def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
+def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
     shown = " x ".join(map(str, x.shape[1:]))
-    if channels is None and looks_channels_last(x.shape[1:]):
+    if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
-            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. Give "
-            f"--channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels first."
+            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. "
+            f"Prepare it with --channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels "
+            f"first."
         )
     if channels is not None and x.ndim != 4:
         raise DataError(f"{source}: x has examples of {shown}; --channels is for three axes. Leave it out.")

@@ -81,8 +81,8 @@ class Archive:
             raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
         self._left_out: list[str] = []
         self._read: set[str] = set()
-        self._members_of: dict[str, tuple[int, int]] | None = None
-        """The number of each member of a tar file, and its size."""
+        self._members_of: dict[str, int] | None = None
+        """The number of each member of a tar file."""
         if self.path.is_file() and _is_tar(self.path):
             self._members_of = self._list_tar()
         else:
@@ -113,12 +113,6 @@ class Archive:
     def stream(self, name: str) -> Iterator[Stream]:
         with closing(self.streams([name])) as streams:
             yield next(streams)
-
-    def nbytes(self, name: str) -> int:
-        if self._members_of is not None:
-            return self._members_of[name][1]
-        with self._named_damage():
-            return self._paths[name].stat().st_size
 
     def open(self, name: str) -> BinaryIO:
         """Open a file, seekable; a member of a tar file is copied to a nameless file on the disk."""
@@ -175,21 +169,21 @@ class Archive:
                         self._left_out.append(printable(name))
         return paths
 
-    def _list_tar(self) -> dict[str, tuple[int, int]]:
-        """Return the number of each member, of several with one name the last, and its size."""
-        members: dict[str, tuple[int, int]] = {}
+    def _list_tar(self) -> dict[str, int]:
+        """Return the number of each member, of several with one name the last."""
+        members: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             absolute, hidden = member.name.startswith("/"), any(part.startswith(".") for part in parts)
             shown = printable("/" * absolute + "/".join(parts))
             if member.isreg() and not absolute and not hidden:
-                members[shown] = number, member.size
+                members[shown] = number
             elif not member.isdir():
                 self._left_out.append(shown)
         return members
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        waiting = {self._members_of[name][0]: name for name in names}
+        waiting = {self._members_of[name]: name for name in names}
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in waiting:
                 if member.issparse():

@@ -1,6 +1,6 @@
 """Class folders: the split and the class of a file, by the folders that it lies in."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from sys import intern
 
@@ -16,15 +16,6 @@ _MEANING = {word: split for split, words in WORDS.items() for word in words}
 def split_of(name: str) -> str:
     """Return the split that a name stands for, in any letter case; an empty text where it is none."""
     return _MEANING.get(name.lower(), "")
-
-
-def note_splits(notes: Notes, splits: Mapping[str, str]) -> None:
-    """Note the names of files or folders that were taken for splits with other names."""
-    for split in sorted(set(splits.values())):
-        names = sorted(name for name, assigned in splits.items() if assigned == split != name.partition(".")[0])
-        if names:
-            more = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
-            notes.assume(f"{names[0]}{more} for {split}")
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
@@ -71,8 +62,6 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
         examples.append(Example(name, intern(folders[0]), split))
     if common and not in_splits:
         notes.assume(f"classes are the folders in {common}")
-    if in_splits:
-        note_splits(notes, {path[0]: split_of(path[0]) for path in paths.values()})
     return examples
 
 

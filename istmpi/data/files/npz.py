@@ -44,8 +44,8 @@ def array_names(what: str, split: str) -> list[str]:
     return [name for part in NAMES[split] for name in (f"{what}_{part}", f"{part}_{what}")]
 
 
-def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], dict[str, list[str]]]:
-    """Return (x [n, ...], y [n, ...]) per split, and their arrays' names per split, or under ``""`` if split here.
+def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
+    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays.
 
     They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
     split: one in five is a test example.
@@ -65,7 +65,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
         held = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
     pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
-    shape = next(iter(pairs.values()))[0].shape[1:]
+    shape, types = next(iter(pairs.values()))[0].shape[1:], {x.dtype for x, _ in pairs.values()}
     for x, y in pairs.values():
         of_one_form = x.ndim >= 2 and x.shape[1:] == shape and 0 not in shape + y.shape[1:]
         if not of_one_form or y.ndim not in (1, 2) or len(x) != len(y) or x.dtype.kind not in "fiub":
@@ -73,12 +73,10 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
                 "labels, with examples of one shape in all splits."
             )
-    types = {split: x.dtype for split, (x, _) in pairs.items()}
-    if np.dtype(np.uint8) in types.values() and any(kind.kind == "f" for kind in types.values()):
-        shown = ", ".join(f"{kind} in {split}" for split, kind in types.items())
+    if np.dtype(np.uint8) in types and any(dtype.kind == "f" for dtype in types):
         raise DataError(
-            f"{source}: x is {shown}; bytes (0 to 255) and fractions (0 to 1) would be read alike. Save all splits "
-            f"as one type, on one scale."
+            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) would be "
+            f"read alike. Save all splits as one type, on one scale."
         )
     if "" in pairs:
         x, y = pairs[""]
@@ -87,7 +85,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
     for split, (_, y) in pairs.items():
         if len(y) == 0:
             raise DataError(f"{source} has no {split} examples; it needs at least one.")
-    return pairs, names
+    return pairs, {name for pair in names.values() for name in pair}
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
@@ -96,10 +94,6 @@ def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
     if dtypes == {np.dtype(np.uint8)}:
         return {"type": "bytes"}
     return {"type": "floats"} if any(dtype.kind == "f" for dtype in dtypes) else {}
-
-
-def looks_channels_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and shape[2] <= 4 < shape[0]
 
 
 def _map(file: BinaryIO) -> np.ndarray:

@@ -63,11 +63,10 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
 
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     """Return a table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
-    if not archive.nbytes(name):
-        raise DataError(f"{archive.path}: {name} is empty. Give lines of numbers with commas between.")
-    cannot = f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between."
-    with archive.stream(name) as stream, reading(*cannot, ValueError):
-        table = np.loadtxt((line.decode() for line in stream.lines()), dtype, delimiter=",", ndmin=2, comments=None)
+    with archive.stream(name) as stream:
+        lines = [line.decode(errors="replace") for line in stream.lines()] or ["nothing"]
+    with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
+        table = np.loadtxt(lines, dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
     return table[:, 0] if table.shape[1:] == (1,) else table

@@ -14,7 +14,6 @@ import numpy as np
 from istmpi.data.dataset import WORDS
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.layout import note_splits
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.sparse.file import material_of
@@ -50,7 +49,6 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
             masks = {"train": ~test, "test": test}
         return _material(archive, {split: (whole, mask) for split, mask in masks.items()})
     sources = {rows.name: rows for rows in _read(archive, decoder, {*files.values()}, counted_from)}
-    note_splits(decoder.notes, {name.rpartition("/")[2]: split for split, name in files.items()})
     return _material(
         archive, {split: (sources[name], np.ones(len(sources[name]), bool)) for split, name in files.items()}
     )

@@ -11,7 +11,7 @@ import numpy as np
 from istmpi.data.dataset import SPLITS
 from istmpi.data.files.archive import Archive, Stream, store
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.layout import note_splits, split_of
+from istmpi.data.files.layout import split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.text.file import material_of, smallest_type
@@ -70,7 +70,6 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
     if "" in splits:
         odd = archive.names[splits.index("")]
         raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
-    note_splits(notes, dict(zip(parts, splits)))
     if "test" not in splits:
         notes.assume("documents for validation are for testing: there are no others")
     return [split if "test" in splits or split == "train" else "test" for split in splits]
