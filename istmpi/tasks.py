@@ -34,7 +34,7 @@ class Task(ABC):
     numbers = 1
 
     inputs = "numbers"
-    """The kind of its data (`istmpi.data.kinds`), as messages name it."""
+    """The kind of its data (`istmpi.data.hdf5.OPEN`), as messages name it."""
     network = ""
     """The advice to users of a network that takes numbers; empty where that is right."""
     start: tuple[str, ...] = ()

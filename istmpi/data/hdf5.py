@@ -24,8 +24,11 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.dense.file import open_examples
+from istmpi.data.graph.file import open_graph
 from istmpi.data.guard import FirstRead, letting_go
-from istmpi.data.kinds import OPEN
+from istmpi.data.sparse.file import open_rows
+from istmpi.data.text.file import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
 from istmpi.foreign import reason
@@ -48,6 +51,13 @@ from istmpi.hdf5 import (
 from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
+OPEN: dict[str, Callable[["PreparedFile"], Dataset]] = {
+    "numbers": open_examples,
+    "text": open_text,
+    "sparse rows": open_rows,
+    "a graph": open_graph,
+}
+"""The kinds of data, as the ``inputs`` of tasks name them: each a folder with prepare, file, split and predict."""
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
 

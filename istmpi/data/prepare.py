@@ -57,7 +57,7 @@ class Report:
     seconds: float
     bytes: int
     facts: dict[str, Any]
-    """More numbers of this kind of data, by their names."""
+    """Numbers of this kind of data, by their names."""
 
 
 def prepare(

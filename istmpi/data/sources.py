@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.data.dataset import Dataset
-from istmpi.data.dense.arrays import material_of_arrays
+from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
 from istmpi.data.files.notes import Notes
-from istmpi.data.files.npz import load_arrays
 from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, augmented, examples_of

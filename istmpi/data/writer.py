@@ -46,7 +46,7 @@ class Material:
     """The number of examples, tokens, rows or nodes of each split."""
     attributes: Mapping[str, Any]
     datasets: Mapping[str, Any]
-    """By their paths: arrays, or whatever has a shape, a type and slices."""
+    """Arrays by their paths, or whatever has a shape, a type and slices."""
     skipped: Sequence[str] = ()
     """Files that could not be read."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 
 import numpy as np
 
@@ -54,9 +54,8 @@ def read_table(
         line = next((line for line in stream.lines() if line.strip()), b"").decode("utf-8", errors="replace")
     delimiter = delimiter or _guess(name, line, notes)
     with closing(_rows(archive, name, delimiter)) as rows:
-        opening = [*islice(rows, 2)]
-        first, second, *_ = [*(row for _, row in opening), [], []]
-        first = [printable(field.strip()) for field in first]
+        opening = [*islice(rows, 1)]
+        first = [printable(field.strip()) for _, row in opening for field in row]
         if label is not None and len(first) < 2:
             raise DataError(
                 f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; needed are features and a "
@@ -66,7 +65,7 @@ def read_table(
         others = {place, first.index(passed_over) if header is not False and passed_over in first else None}
         columns = [column for column in range(len(first)) if column not in others]
         if header is None:
-            header = bool(first) and _is_header(name, first, second, columns, place)
+            header = _is_header(name, [first[column] for column in columns])
             what = f"a header: {first_of(first, _NAMED)}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
         x, labels = [np.zeros((0, len(columns)))], []
@@ -80,12 +79,12 @@ def read_table(
                         f"{name}, line {number}: it has no label. Add it, or remove the line; a delimiter at a line's "
                         f"end begins a column."
                     )
-    if given is None and not header and labels and labels.count(labels[0]) == 1 and not is_number(labels[0]):
-        if all(a < b for a, b in pairwise(x[1][0])):
-            raise DataError(
-                f"{name}, line 1: its label {one_line(labels[0])!r} is no other example's, so that the line may be a "
-                f"header. Give --header yes or no."
-            )
+    if given is None and opening and not header:
+        odd_label = labels and not is_number(labels[0]) and labels.count(labels[0]) == 1
+        named = [field for field in first if field]
+        if odd_label or (len(named) > 2 and named == [str(number) for number in range(len(named))]):
+            line = first_of(first, _NAMED)
+            raise DataError(f"{name}, line 1: {line} may be a header. Give --header yes or no.")
     names = [first[column] for column in columns] if header else None
     of_label = first[place] or None if header and label is not None else None
     return Table(name, delimiter, first if header else None, names, of_label, np.concatenate(x), labels)
@@ -103,26 +102,15 @@ def _guess(name: str, line: str, notes: Notes) -> str:
     return delimiter
 
 
-def _is_header(name: str, first: list[str], second: list[str], columns: list[int], label: int | None) -> bool:
-    features = [first[column] for column in columns]
+def _is_header(name: str, features: list[str]) -> bool:
     numbers = [is_number(field) for field in features if field]
-    if not all(numbers):
-        if any(numbers):
-            odd = next(field for field in features if field and not is_number(field))
-            raise DataError(
-                f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. If the line is a header, give "
-                f"--header yes, else fill or drop it."
-            )
-        return True
-    if label is not None and not is_number(first[label]):
-        if len(second) == len(first) and is_number(second[label]):
-            return True
-        first = features
-    # Data frames without names write 0, 1, ... instead; of two columns an example may well be 0, 1.
-    named = [field for field in first if field]
-    return named == [str(n) for n in range(len(named))] and (
-        len(named) > 2 or (len(named) == 2 and not all(map(is_whole_number, second)))
-    )
+    if any(numbers) and not all(numbers):
+        odd = next(field for field in features if field and not is_number(field))
+        raise DataError(
+            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. If the line is a header, give "
+            f"--header yes, else fill or drop it."
+        )
+    return bool(features) and not all(numbers)
 
 
 def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) -> np.ndarray:

@@ -3,7 +3,6 @@
 Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", arXiv 1804.03209.
 """
 
-import hashlib
 import io
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,8 +14,7 @@ import numpy as np
 from istmpi.data.dense.file import material_of
 from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, Example
-from istmpi.data.files.layout import checked_splits, class_folders, common_folder
+from istmpi.data.files.decoder import BadFileError, Decoder, Example, checked_splits, class_folders, common_folder
 from istmpi.data.files.notes import Notes
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
@@ -27,7 +25,6 @@ from istmpi.units import counted
 
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
-TEST_PERCENT = 10
 RATES = 1_000, 768_000
 """Samples a second."""
 MOST_SAMPLES = 2**26
@@ -47,9 +44,8 @@ LOUDEST = 1e9
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
-    The splits are those of a testing list, or folders train/ and test ; without either, a tenth of the speakers are for
-    testing. All clips must have one sample rate: a band would mean another pitch at another rate. Folders such as
-    _background_noise_ are ignored.
+    The splits are those of a testing list, or folders train/ and test/. All clips must have one sample rate: a band
+    would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
     """
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
@@ -73,10 +69,12 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
     if listed:
         splits = _listed(archive, lists, [example.name for example in examples], decoder.notes)
         return [replace(example, split=splits.get(example.name, "train")) for example in examples]
-    if examples[0].split:
-        return checked_splits(archive, examples, decoder.notes)
-    decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
-    return [replace(example, split=hashed_split(example.name.rpartition("/")[2])) for example in examples]
+    if not examples[0].split:
+        raise DataError(
+            f"{archive.path} has no splits. Give testing_list.txt, with a path WORD/FILE a line, or folders train/ and "
+            f"test/; let no speaker be in both."
+        )
+    return checked_splits(archive, examples, decoder.notes)
 
 
 def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
@@ -99,13 +97,6 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
     if missing:
         notes.leave_out(f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}")
     return splits
-
-
-def hashed_split(file: str) -> str:
-    """Return the split by Speech Commands' own rule: a speaker stays in it, however many recordings are added."""
-    speaker = file.rpartition("_nohash_")[0] or file
-    number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % 2**27
-    return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
 
 
 def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:

@@ -35,8 +35,8 @@ def read(
 
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
     no numbers, or integers with few different values, are classes; ``task`` decides otherwise. The first line is a
-    header if no feature in it is a number, if its label alone is none, or if it counts 0, 1, ...; ``header`` decides
-    otherwise. A file named train.csv goes with test.csv (and validation.csv).
+    header if no feature in it is a number; ``header`` decides otherwise, and must where it might be one all the same.
+    A file named train.csv goes with test.csv (and validation.csv).
     """
     if delimiter is not None:
         character_of(delimiter)

@@ -76,9 +76,9 @@ _NAMES = {
 
 class _Reader(pickle._Unpickler):  # in Python: that in C makes room for any number of a memo
     def find_class(self, module: str, name: str) -> object:
-        if (wanted := f"{module} {name}") not in _NAMES:
+        if (key := f"{module} {name}") not in _NAMES:
             raise PickleError(f"it asks for {repr(f'{module}.{name}')[:80]}")
-        return _NAMES[wanted]
+        return _NAMES[key]
 
 
 def _plain(value: object) -> object:

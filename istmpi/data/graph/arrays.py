@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from istmpi.data.dataset import NAMES
+from istmpi.data.dense.arrays import load_arrays
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.npz import load_arrays
 from istmpi.data.graph.planetoid import RawGraph, csr_of, dense_of, planetoid_name, read_planetoid
 from istmpi.errors import DataError
 from istmpi.foreign import reading

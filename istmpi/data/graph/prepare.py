@@ -56,7 +56,6 @@ def read(
     if not raw.splits:
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
     nodes = _splits(raw, labels, source)
-    _require_trained(labels, nodes, classes, source)
     edges, parts, cut = int(neighbours.offsets[-1]), None, 0.0
     if clusters is not None:
         decoder.progress("cutting", 0, 1)
@@ -178,24 +177,6 @@ def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndar
                 f"{source}: {split} node {members[~labelled[members]][0]} has no label. Take it out of that mask."
             )
     return nodes
-
-
-def _require_trained(
-    labels: np.ndarray, nodes: dict[str, np.ndarray], classes: tuple[str, ...] | None, source: str
-) -> None:
-    if classes is not None:
-        trained = np.bincount(labels[nodes["train"]], minlength=len(classes)) > 0
-    else:
-        trained = labels[nodes["train"]].any(axis=0)
-    for split, members in nodes.items():
-        has = labels[members]
-        lacking = has[~trained[has]] if classes is not None else np.flatnonzero(has.any(axis=0) & ~trained)
-        if len(lacking):
-            name = classes[lacking[0]] if classes is not None else lacking[0]
-            raise DataError(
-                f"{source}: label {name} is there among the {split} nodes, but no training node has it. Take these "
-                f"nodes out of the mask, or give some to training."
-            )
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:

@@ -80,15 +80,10 @@ def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.
         x, y = batch[b"data"], batch[layout.keys[0]]
     if len(y) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8:
         raise DataError(f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again.")
-    for row, label in enumerate(y):
-        # True is 1 for Python, and 0.5 would become 0 on its way into an array.
-        if type(label) is not int or not 0 <= label < classes:
-            shown = label if isinstance(label, int | float) else f"of {type(label).__name__}"
-            raise DataError(
-                f"{path}: the label of image {row} is {shown}; it must be a whole number from 0 to {classes - 1}. "
-                "Download it again."
-            )
-    return x.reshape(-1, *SHAPE), np.array(y, np.int64)
+    labels = np.array(y)
+    if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(f"{path}: its labels must be whole numbers from 0 to {classes - 1}. Download it again.")
+    return x.reshape(-1, *SHAPE), labels.astype(np.int64)
 
 
 def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:

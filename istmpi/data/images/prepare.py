@@ -12,8 +12,7 @@ import numpy as np
 
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, with_holdout
-from istmpi.data.files.layout import checked_splits, class_folders
+from istmpi.data.files.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.images import cifar
 from istmpi.data.writer import Chosen, Material

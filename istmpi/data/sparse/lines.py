@@ -46,7 +46,7 @@ class Rows:
     blank: int
     """Blank lines behind the first row."""
     blank_rows: int
-    """Those of them that are rows, to match the header's number of rows."""
+    """Blank lines that are rows, to match the header's number of rows."""
 
     def __len__(self) -> int:
         return len(self.features)

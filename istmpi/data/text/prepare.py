@@ -10,8 +10,7 @@ import numpy as np
 
 from istmpi.data.dataset import SPLITS
 from istmpi.data.files.archive import Archive, Stream, store
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.layout import split_of
+from istmpi.data.files.decoder import Decoder, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.text.file import material_of, smallest_type
