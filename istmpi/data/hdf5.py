@@ -147,14 +147,13 @@ class PreparedFile:
         expected = expected_checksums(self._file, name)
         return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def number(self, name: str) -> int:
-        if (number := int(self.attribute(name))) < 1:
-            raise self.error(f"has {number} {name}; it needs at least one. Prepare it again")
-        return number
-
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(length) for length in self.attribute("shape"))
+
+    @property
+    def outputs(self) -> int:
+        return int(self.attribute("outputs"))
 
     def has(self, name: str) -> bool:
         return dataset_at(self._file, name) is not None
@@ -163,16 +162,13 @@ class PreparedFile:
         dataset = dataset_at(self._file, path)
         return None if dataset is None else tuple(dataset.asstr()[()])
 
-    def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:
-        """Return a dataset as a read-only memory map, once its shape, type and place are as the format says."""
+    def mapped(self, name: str) -> np.memmap:
+        """Return a dataset as a read-only memory map, once it is where the format says."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
-        if dataset.shape != shape or dataset.dtype not in dtypes:
-            expected = f"{shape} of {' or '.join(str(dtype) for dtype in dtypes)}"
-            raise self.error(f"has {name} as {dataset.shape} of {dataset.dtype}, not {expected}; prepare it again")
         if problem := misplaced(dataset, self._size):
             raise self.error(f"has {name}, which {problem}; prepare or copy it again")
-        return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), shape)
+        return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def attribute(self, name: str, *default: object) -> object:
         if name not in self._file.attrs and not default:

@@ -52,7 +52,7 @@ def material_of(
     finite, and for values that are too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
-    features, goal = prod(shape), TASKS[task]
+    features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
     outputs = len(classes) if classes is not None else splits["train"][1].shape[1]
     moments, extent, step = Moments(features), Extent(groups), rows_per_block(features)
     names, counts = {"classes": classes, "outputs": output_names}, {}
@@ -66,9 +66,9 @@ def material_of(
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
         datasets[f"{split}/x"] = Rows(x, dtype)
-        datasets[f"{split}/y"] = np.ascontiguousarray(y, _labels(task, 0, 0)[1])
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, "<i8" if goal.one_class else FLOATS if numbers else BYTES)
     extent.require_apart("feature", source)
-    if goal.predicts_numbers:
+    if numbers:
         extent = Extent(outputs)
         extent.add(splits["train"][1])
         extent.require_apart("output", source)
@@ -81,26 +81,16 @@ def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
 
 
-def _labels(task: str, count: int, outputs: int) -> tuple[tuple[int, ...], np.dtype]:
-    if TASKS[task].one_class:
-        return (count,), np.dtype("<i8")
-    return (count, outputs), FLOATS if TASKS[task].predicts_numbers else BYTES
-
-
 def open_examples(file: PreparedFile) -> Dataset:
-    task, shape, outputs, kind = file.text("task"), file.shape, file.number("outputs"), file.text("kind")
-    features, splits = prod(shape), {}
-    mean, std = (np.array(file.mapped(f"normalisation/{name}", (features,), (FLOATS,))) for name in ("mean", "std"))
+    shape, kind = file.shape, file.text("kind")
+    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
     offset, target_offset = (
-        np.array(file.mapped(OFFSETS[name], (length,), (np.dtype("<f8"),))) if file.has(OFFSETS[name]) else None
-        for name, length in (("x", features), ("y", outputs))
+        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
     )
-    normalisation = Normalisation(mean, std, offset)
+    normalisation, splits = Normalisation(mean, std, offset), {}
     for split in file.splits:
-        count = file.number(split)
-        x = file.mapped(f"{split}/x", (count, features), (FLOATS, BYTES))
-        shape_of_y, dtype = _labels(task, count, outputs)
-        y = file.mapped(f"{split}/y", shape_of_y, (dtype,))
+        x, y = file.mapped(f"{split}/x"), file.mapped(f"{split}/y")
         splits[split] = examples_of(kind, shape, x, y, normalisation, file.guard(f"{split}/x", x))
+    facts = file.text("task"), shape, file.outputs, file.names("classes"), file.text("source"), kind, mean, std
     more = {"output_names": file.names("outputs"), "offset": offset, "target_offset": target_offset}
-    return Dataset(splits, task, shape, outputs, file.names("classes"), file.text("source"), kind, mean, std, **more)
+    return Dataset(splits, *facts, **more)

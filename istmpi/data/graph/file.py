@@ -59,16 +59,10 @@ def material_of(
 
 
 def open_graph(file: PreparedFile) -> Dataset:
-    shape, outputs, task = file.shape, file.number("outputs"), file.text("task")
-    nodes, edges, clusters = file.number("nodes"), file.number("edges"), int(file.attribute("clusters"))
-    x = file.mapped("x", (nodes, *shape), (FLOATS,))
-    indptr, indices = file.mapped("indptr", (nodes + 1,), (LONG,)), file.mapped("indices", (edges,), (NUMBERS,))
-    form, dtype = ((nodes,), LONG) if task == NODE_CLASSES else ((nodes, outputs), BYTES)
-    labels = file.mapped("labels", form, (dtype,)).view(np.ndarray)
-    cut = file.mapped("clusters", (nodes,), (NUMBERS,)) if clusters else None
+    x, indptr, indices, labels = map(file.mapped, ("x", "indptr", "indices", "labels"))
+    clusters = file.mapped("clusters") if file.has("clusters") else None
     guards = file.guard("x", x), file.guard("indices", indices)
-    graph, splits = Graph(x, Ragged(indptr, (indices,)), labels, cut, guards), {}
-    for split in file.splits:
-        members = file.mapped(f"{split}/nodes", (file.number(split),), (LONG,)).view(np.ndarray)
-        splits[split] = GraphSplit(graph, members)
-    return Dataset(splits, task, shape, outputs, file.names("classes"), file.text("source"), file.text("kind"))
+    graph = Graph(x, Ragged(indptr, (indices,)), labels.view(np.ndarray), clusters, guards)
+    splits = {split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray)) for split in file.splits}
+    facts = file.text("task"), file.shape, file.outputs, file.names("classes"), file.text("source"), file.text("kind")
+    return Dataset(splits, *facts)

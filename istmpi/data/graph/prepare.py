@@ -5,15 +5,16 @@ want one add it), as is one that is there already; an edge counts in both direct
 then its target hears from its source alone. Weights of edges are left out, but for those of zero, which are no edges.
 """
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
 
+from istmpi.data.dataset import SPLITS
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.graph.arrays import read_raw
 from istmpi.data.graph.file import material_of
-from istmpi.data.graph.planetoid import RawGraph
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
@@ -52,10 +53,10 @@ def read(
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
     x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
-    classes, labels = _labels(raw, source)
+    classes, labels = _labels(raw.labels, source)
     if not raw.splits:
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
-    nodes = _splits(raw, labels, source)
+    nodes = _splits(raw.splits, labels, source)
     edges, parts, cut = int(neighbours.offsets[-1]), None, 0.0
     if clusters is not None:
         decoder.progress("cutting", 0, 1)
@@ -121,14 +122,12 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
     return rows
 
 
-def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
+def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
     """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
-    labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:
-        wrong = ~((labels == 0) | (labels == 1))
-        if wrong.any():
+        if (wrong := ~((labels == 0) | (labels == 1))).any():
             node, label = np.argwhere(wrong)[0]
             raise DataError(
                 f"{source}: node {node} has {labels[node, label]} as label {label}; of several labels each is there "
@@ -138,34 +137,28 @@ def _labels(raw: RawGraph, source: str) -> tuple[tuple[str, ...] | None, np.ndar
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
     labels = read_names(labels, source, "")
-    labelled = np.ones(len(labels), bool)
     if labels.dtype.kind == "f":
-        labels = labels.astype(np.float64)
-        labelled = ~np.isnan(labels)
-        if not ((np.abs(labels[labelled]) < 2**53) & (labels[labelled] == np.trunc(labels[labelled]))).all():
+        labels = np.where(np.isnan(labels), -1.0, labels.astype(np.float64))
+        if not ((np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
             raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
-        labels = np.where(labelled, labels, -1).astype(np.int64)
-    if labels.dtype.kind == "i":
-        labelled &= labels >= 0
+        labels = labels.astype(np.int64)
+    labelled = labels >= 0 if labels.dtype.kind == "i" else np.ones(len(labels), bool)
     values, codes = np.unique(labels[labelled], return_inverse=True)
     numbers = np.full(len(labels), -1, np.int64)
     numbers[labelled] = codes.reshape(-1)
     return tuple(printable(str(value)) for value in values.tolist()), numbers
 
 
-def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
+def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
     labelled = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
-    if raw.splits:
-        nodes = {split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}
-    else:
+    if not splits:
         places = np.flatnonzero(labelled)
         test = held_out(len(places), labels[places] if labels.ndim == 1 else None)
-        nodes = {"train": places[~test], "test": places[test]}
+        splits = {"train": places[~test], "test": places[test]}
+    nodes = {split: splits[split] for split in SPLITS if len(splits.get(split, ()))}
     for split, kind in (("train", "training"), ("test", "test")):
-        if not len(nodes[split]):
+        if split not in nodes:
             raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
-    if len(raw.splits.get("validation", ())):
-        nodes["validation"] = raw.splits["validation"]
     for split, other in combinations(nodes, 2):
         if len(both := np.intersect1d(nodes[split], nodes[other])):
             raise DataError(

@@ -49,15 +49,12 @@ def material_of(
 
 def open_rows(file: PreparedFile) -> Dataset:
     splits = {split: _split(file, split) for split in file.splits}
-    outputs, source = file.number("outputs"), file.text("source")
-    return Dataset(splits, MULTI_LABEL, file.shape, outputs, None, source, file.text("kind"))
+    return Dataset(splits, MULTI_LABEL, file.shape, file.outputs, None, file.text("source"), file.text("kind"))
 
 
 def _split(file: PreparedFile, split: str) -> SparseSplit:
-    count, values, labels = map(file.number, (split, f"{split}_values", f"{split}_labels"))
-    indptr, label_indptr = (file.mapped(f"{split}/{name}indptr", (count + 1,), (OFFSETS,)) for name in ("", "label_"))
-    columns = file.mapped(f"{split}/indices", (values,), (NUMBERS,))
-    label_columns = file.mapped(f"{split}/label_indices", (labels,), (NUMBERS,))
-    data = file.mapped(f"{split}/data", (values,), (VALUES,))
+    indptr, columns, data, label_indptr, label_columns = (
+        file.mapped(f"{split}/{name}") for name in ("indptr", "indices", "data", "label_indptr", "label_indices")
+    )
     guards = file.guard(f"{split}/indices", columns), file.guard(f"{split}/data", data)
     return SparseSplit(Ragged(indptr, (columns, data)), Ragged(label_indptr, (label_columns,)), guards)

@@ -50,15 +50,14 @@ def material_of(
 
 def open_text(file: PreparedFile) -> Dataset:
     """Return the data set of an open prepared file, in windows of one token."""
-    vocabulary, end, splits = file.number("outputs"), int(file.attribute("end")), {}
+    vocabulary, end, splits = file.outputs, int(file.attribute("end")), {}
     for split in file.splits:
-        path = f"{split}/tokens"
-        tokens = file.mapped(path, (file.number(split),), (smallest_type(vocabulary),))
-        splits[split] = TextSplit(tokens, guard=file.guard(path, tokens))
+        tokens = file.mapped(f"{split}/tokens")
+        splits[split] = TextSplit(tokens, guard=file.guard(f"{split}/tokens", tokens))
     source, tokenizer = file.text("source"), Bytes()
-    if length := int(file.attribute("tokenizer")):
-        json = file.mapped("tokenizer", (length,), (np.dtype("u1"),)).tobytes().decode("utf-8")
+    if file.has("tokenizer"):
+        json = file.mapped("tokenizer").tobytes().decode("utf-8")
         tokenizer = TokenizerFile(json, f"the tokenizer of {source}", (vocabulary, end))
-    a_token = file.number("test_bytes") / len(splits["test"].tokens)
+    a_token = int(file.attribute("test_bytes")) / len(splits["test"].tokens)
     more = {"bytes_per_token": a_token, "tokenizer": tokenizer}
     return Dataset(splits, NEXT_TOKEN, (1,), vocabulary, None, source, file.text("kind"), **more)
