@@ -85,7 +85,7 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
     missing: list[str] = []
     for list_name, content in archive.read(lists):
         for line in content.decode("utf-8-sig", errors="surrogateescape").splitlines():
-            path = printable(line.strip())
+            path = printable(line.strip().removeprefix("./"))
             if path not in paths:
                 missing += [f"{path} in {list_name}"] * bool(path)
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
