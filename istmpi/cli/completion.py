@@ -14,8 +14,7 @@ from istmpi.methods import METHODS
 from istmpi.record import SETTINGS
 from istmpi.settings import choices_of
 
-PATHS = {"data.source": "digits", "output.folder": "", "model.name": "", "method.shares": "auto"}
-PATHS["train.init"] = "constructor"
+PATHS = {"data.source": "digits", "output.folder": "", "model.name": "", "train.init": "", "method.shares": "auto"}
 """Settings that are paths, with a word that they may be instead; a network's names are known from its type."""
 
 

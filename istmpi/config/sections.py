@@ -69,6 +69,13 @@ Scale = Annotated[
 ]
 
 
+Init = Annotated[
+    Literal["fan-in", "constructor"],
+    "Initial values: uniform, by the number of inputs that a product with the parameter adds up; or what the "
+    "constructor of the full network makes, on every rank.",
+]
+
+
 @dataclass(frozen=True)
 class Model:
     """The network."""
@@ -89,6 +96,7 @@ class Model:
     ] = None
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
         arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
@@ -110,6 +118,7 @@ class OwnModel:
     name: Network
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments_for(self, task: str) -> Mapping[str, Any]:
@@ -119,7 +128,7 @@ class OwnModel:
     """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""
 
 
-OWN_SETTINGS = ("name", "dtype", "scale")
+OWN_SETTINGS = ("name", "dtype", "scale", "init")
 """Settings of a plain module that are no arguments of its constructor."""
 
 
@@ -231,7 +240,7 @@ class Train:
     init: Annotated[
         str,
         "A file of weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors, or a state "
-        "dict of torch; a resumed run does not read it. constructor: what your network's constructor makes.",
+        "dict of torch; a resumed run does not read it.",
     ] = ""
     patience: Annotated[
         Natural,
