@@ -101,7 +101,6 @@ def test_a_table_is_the_same_behind_json(convolutional):
 @pytest.mark.parametrize(
     "what, problem",
     [
-        ("frozen", "buffer first.weight has random values, .* frozen parameters are buffers"),
         ("random buffer", "buffer noise has random values"),
         ("counting", "buffer count is changed by a forward pass"),
         ("complex", "parameter scale is of torch.complex64"),
