@@ -202,6 +202,8 @@ def test_what_is_left_out_is_counted(table):
         (",0,1,species", "7,0.5,1,dog", True),
         ("2,1,dog", "1,2,dog", False),
         ("5.1,3.5,setosa", "5,3,setosa", False),
+        ("1,2,label", "5,3,0.5", True),
+        ("1,2,x", "5,3,11\n5,3,x", False),
         ("0,126;0", "0,64;0", None),
     ],
 )
@@ -212,10 +214,11 @@ def test_a_header_of_numbers(table, first, row, header):
             prepared(path)
         return
     report, data, _ = prepared(path)
-    assert len(data.train) + len(data.test) == 11 - header and report.reading["header"] is header
+    rows = 10 * len(row.split())
+    assert len(data.train) + len(data.test) == rows + 1 - header and report.reading["header"] is header
     assert assumed(report, "--header").startswith("the first line is a" + ("n example" if not header else " header"))
     report, data, _ = prepared(path, header=True)
-    assert len(data.train) + len(data.test) == 10
+    assert len(data.train) + len(data.test) == rows
     assert all(note.option != "--header" for note in report.assumed)
 
 

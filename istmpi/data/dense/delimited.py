@@ -167,16 +167,15 @@ class Table:
             return named == [str(n) for n in range(len(named))] and (
                 len(named) > 2 or (len(named) == 2 and not all(map(is_whole_number, second)))
             )
-        if len(second) == self.columns and is_number(second[self._label]):
-            return True
+        numbers = len(second) == self.columns and is_number(second[self._label])
         rising = all(map(is_number, features)) and all(float(a) < float(b) for a, b in pairwise(features))
-        if not rising or not (len(features) > 1 or features == ["0"]):
+        if not numbers and not (rising and (len(features) > 1 or features == ["0"])):
             return False
-        # The label must be no class: no example has it, and examples share theirs.
+        # The label must be no class: no example has it, and examples share theirs or have numbers.
         with self._lines() as lines:
             rows = islice(self._rows(lines), 1, None)
             others = Counter(row[self._label].strip() for _, row in rows if len(row) == self.columns)
-        return first[self._label] not in others and 2 * len(others) <= sum(others.values())
+        return first[self._label] not in others and (numbers or 2 * len(others) <= sum(others.values()))
 
     def _numbers(self, numbered: list[tuple[int, list[str]]]) -> np.ndarray:
         features = [[row[column] for column in self._columns] for _, row in numbered]
