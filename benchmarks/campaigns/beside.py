@@ -47,7 +47,7 @@ CHANGED = (
 )
 OTHERS = (
     *(f"{run} --set method.redeal=0.1" for run in SHIPPED),
-    "digits --data images.h5 --model resnet --set model.blocks=[1,1] --set model.channels=[8,16] --set model.inner=[8,16]",
+    "digits --data images.h5 --model resnet --set model.blocks=[1] --set model.channels=[16] --set model.inner=[16]",
     "digits --data images.h5 --model vgg --set model.channels=[8,8,8,8,8] --set model.dense=[16,16]",
     "digits --data text.h5 --model transformer --set data.length=16",
     "graph --data graph.h5 --model sage",
