@@ -3,9 +3,10 @@
     git worktree add /tmp/old fb9eb69
     python -m benchmarks.campaigns beside digests --old /tmp/old
     python -m benchmarks.campaigns beside inputs --old /tmp/old --cases 2000 --seed 1
+    python -m benchmarks.campaigns beside memory --old /tmp/old --turns 3
 
 Each tree's package is in a process of its own. The cases are those of the older tree's own campaign of bad input, made
-anew for each of the two. Differences go to the standard output, one line each.
+anew for each of the two. Memory is the highest peak of four ranks, in turns. Differences go to the standard output.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,11 +23,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from benchmarks.campaigns import forked
+from benchmarks.campaigns.job import launcher
 from benchmarks.reporting import ROOT
+from benchmarks.scale.memory import watching
+from benchmarks.scale.xc_rows import write
 
 LIMITS = forked.Limits(seconds=60, megabytes=1500)
 SHIPPED = (
@@ -55,6 +61,16 @@ OTHERS = (
     "digits --data table.h5",
     "digits --data arrays.h5",
 )
+WIDE = (
+    "--data wide.h5 --hidden 2048,2048 --rounds 3 --local-steps 4 --set evaluate.calibration_examples=256 --set name=x"
+)
+LARGE = (
+    *(f"{WIDE} --method {name}" for name in ("ist", *METHODS, "codistillation")),
+    f"{WIDE} --redeal 0.1 --optimizer adam --optimizer-state carry",
+    f"{WIDE} --redeal 0.1 --set method.wire=int8 --set method.delay=2",
+    f"{WIDE} --checkpoint-every 1",
+    "xc --data rows.h5 --hidden 256 --rounds 3 --local-steps 4",
+)
 RUNS = (*SHIPPED, *(f"digits --set {setting}" for setting in CHANGED), *OTHERS)
 
 
@@ -83,7 +99,7 @@ def serve(tree: Path) -> None:
         print(json.dumps(asdict(forked.run(words, Path(folder), LIMITS))), flush=True)
 
 
-def digests(packages: Sequence[Package], bad_input: object, work: Path) -> Iterator[tuple[str, str]]:
+def digests(packages: Sequence[Package], bad_input: object, work: Path, _: object) -> Iterator[tuple[str, str]]:
     """Yield the differences: of what, and which."""
     folder = bad_input._assets(work).digits.parent
     source = np.random.default_rng(0)
@@ -137,15 +153,15 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def inputs(
-    packages: Sequence[Package], bad_input: object, work: Path, seed: int, cases: int
+    packages: Sequence[Package], bad_input: object, work: Path, options: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """Yield where exit code or message are others: reader and case, and both."""
     assets = bad_input._assets(work)
     codes = Counter()
-    for number in range(cases):
+    for number in range(options.cases):
         ends = []
         for package in packages:
-            name, case, folder = bad_input.draw(seed, number, list(bad_input.READERS), work, assets)
+            name, case, folder = bad_input.draw(options.seed, number, list(bad_input.READERS), work, assets)
             outcome = package.run(case.words, folder)
             bad_input._remove(folder)
             error = re.sub(r"\.[\w-]+\.tmp\b", ".tmp", outcome["err"])
@@ -154,30 +170,60 @@ def inputs(
         if ends[0] != ends[1]:
             yield f"{name} {number}: istmpi {bad_input._shown(case.words)}", f"{ends[0]} -> {ends[1]}"
     for (package, code), count in sorted(codes.items()):
-        print(f"{'before' if package == 1 else 'now':<8} exit code {code:>4}: {count} of {cases}", file=sys.stderr)
+        print(
+            f"{'before' if package == 1 else 'now':<8} exit code {code:>4}: {count} of {options.cases}", file=sys.stderr
+        )
+
+
+def memory(trees: Sequence[Path], work: Path, turns: int) -> Iterator[tuple[str, str]]:
+    """Yield the peaks of each run, in MB: the medians, and the median of their ratios."""
+    source = np.random.default_rng(0)
+    x, y = source.integers(0, 256, (2000, 3072), np.uint8), source.integers(0, 10, 2000)
+    np.savez(work / "wide.npz", x_train=x[200:], y_train=y[200:], x_test=x[:200], y_test=y[:200])
+    for name, rows, seed in (("trn.txt", 4000, 1), ("tst.txt", 500, 2)):
+        write(work / name, rows, seed, features=30_000, labels=50_000)
+    (work / "rows").mkdir()
+    for path in work.glob("*.txt"):
+        path.rename(work / "rows" / path.name)
+    for kind, source, target in (("arrays", "wide.npz", "wide.h5"), ("xc", "rows", "rows.h5")):
+        subprocess.run(["istmpi", "prepare", kind, source, target], check=True, cwd=work, stdout=subprocess.DEVNULL)
+    for run in LARGE:
+        peaks = [[], []]
+        for _, (tree, its) in itertools.product(range(turns), zip(trees, peaks, strict=True)):
+            notes, out = work / "peaks", work / "run"
+            notes.mkdir()
+            words = [*launcher(), "-n", "4", *watching(notes), "istmpi", "train", *run.split(), "--out", str(out)]
+            environment = {**os.environ, "PYTHONPATH": f"{tree}:{ROOT}"}
+            subprocess.run(words, check=True, cwd=work, env=environment, capture_output=True)
+            its.append(max(float(path.read_text()) for path in notes.iterdir()) / 1e6)
+            shutil.rmtree(notes)
+            shutil.rmtree(out)
+        ratio = median(now / before for before, now in zip(*peaks, strict=True))
+        yield run, f"{median(peaks[0]):.0f} {median(peaks[1]):.0f} {ratio:.3f}"
 
 
 def main(arguments: list[str]) -> int:
     """Compare; 1 where anything differs."""
     parser = argparse.ArgumentParser(prog="benchmarks.campaigns beside", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("digests", "inputs", "serve"))
+    parser.add_argument("what", choices=("digests", "inputs", "memory", "serve"))
     parser.add_argument("--old", type=Path, required=True, metavar="FOLDER", help="a worktree of the older commit")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.what == "serve":
         serve(options.old)
         return 0
-    sys.path[:0] = [str(options.old), str(options.old / "benchmarks")]
-    bad_input = import_module("campaigns.bad_input")
-    packages = [Package(options.old.resolve()), Package(ROOT)]
-    found = 0
+    trees, found = [options.old.resolve(), ROOT], 0
     with tempfile.TemporaryDirectory(prefix="beside-") as place:
         work = Path(place)
-        if options.what == "digests":
-            differences = digests(packages, bad_input, work)
+        if options.what == "memory":
+            differences = memory(trees, work, options.turns)
         else:
-            differences = inputs(packages, bad_input, work, options.seed, options.cases)
+            sys.path[:0] = [str(trees[0]), str(trees[0] / "benchmarks")]
+            bad_input, packages = import_module("campaigns.bad_input"), [*map(Package, trees)]
+            compared = digests if options.what == "digests" else inputs
+            differences = compared(packages, bad_input, work, options)
         for subject, text in differences:
             found += 1
             print(f"{subject}\n    {text}", flush=True)
