@@ -1,6 +1,6 @@
 """The kinds of data, each a folder with the same parts; to add one, name it here and as the ``inputs`` of its tasks.
 
-prepare     read(archive, decoder, **options) -> Material       others' files; `istmpi.data.prepare` names them
+prepare     read(archive, decoder, **options) -> Material       others' files
 file        a Material, which says its datasets; open_*(file) -> Dataset
 split       a Split: batches, labels, validation, fingerprints
 predict     new examples for a trained network
@@ -26,3 +26,15 @@ OPEN: dict[str, Callable[[PreparedFile], Dataset]] = {
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
+
+KINDS = {
+    "speech": "dense.speech",
+    "images": "images.prepare",
+    "idx": "dense.idx",
+    "arrays": "dense.arrays",
+    "csv": "dense.tables",
+    "text": "text.prepare",
+    "xc": "sparse.prepare",
+    "graph": "graph.prepare",
+}
+"""The modules that read the kinds of `istmpi prepare`, each imported when it is needed."""

@@ -1,43 +1,29 @@
 """The way from the files that data come in to one prepared file.
 
-To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS; its
+A source is a module with a function ``read(archive, decoder, **options) -> Material`` (`istmpi.data.kinds`); its
 keyword-only arguments are the options that it takes.
 """
 
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense import arrays, idx, speech, tables
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder, Progress
 from istmpi.data.files.notes import Note, Notes
-from istmpi.data.graph import prepare as graph
-from istmpi.data.images import prepare as images
+from istmpi.data.kinds import KINDS
 from istmpi.data.offsets import NarrowError
-from istmpi.data.sparse import prepare as xc
-from istmpi.data.text import prepare as text
 from istmpi.data.writer import Material, check_target
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import TASKS
 from istmpi.units import counted
-
-KINDS: dict[str, Callable[..., Material]] = {
-    "speech": speech.read,
-    "images": images.read,
-    "idx": idx.read,
-    "arrays": arrays.read,
-    "csv": tables.read,
-    "text": text.read,
-    "xc": xc.read,
-    "graph": graph.read,
-}
 
 
 @dataclass(frozen=True)
@@ -82,8 +68,9 @@ def prepare(
     fails, nothing is left behind and an existing target is as it was.
     """
     started, target = time.monotonic(), Path(target)
-    if (read := KINDS.get(kind)) is None:
+    if kind not in KINDS:
         raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
+    read = import_module(f"istmpi.data.{KINDS[kind]}").read
     parameters = inspect.signature(read).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for option in (option for option in options if option not in names):

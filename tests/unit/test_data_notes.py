@@ -1,6 +1,8 @@
 """What a reader decided is in the report, in the prepared file and in the checkpoint."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +32,8 @@ def source(tmp_path, monkeypatch):
         facts = "made", "source", "classification", (2,), 2, ("0", "1"), counts
         return material_of(*facts, np.dtype(np.float32), 2, blocks)
 
-    monkeypatch.setitem(KINDS, "made", read)
+    monkeypatch.setitem(sys.modules, "istmpi.data.made", SimpleNamespace(read=read))
+    monkeypatch.setitem(KINDS, "made", "made")
     path = tmp_path / "source.csv"
     path.write_text("")
     return path
