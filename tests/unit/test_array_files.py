@@ -196,6 +196,9 @@ def test_a_graph_with_several_splits(tmp_path):
     np.savez(tmp_path / "g.npz", **arrays, train_mask=masks, test_mask=~masks.any(axis=1))
     with pytest.raises(DataError, match="train_mask has 2 splits. Choose one by its number: --split 0 to 1"):
         prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5")
+    np.savez(tmp_path / "one.npz", **arrays, train_mask=masks[:, :1], test_mask=~masks.any(axis=1))
+    with pytest.raises(DataError, match="train_mask has 1 split. Choose one by its number: --split 0.$"):
+        prepare("graph", tmp_path / "one.npz", tmp_path / "g.h5")
     report = prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5", split=1)
     assert report.counts == {"train": 20, "test": 10} and report.classes == ("cat", "dog")
     np.savez(tmp_path / "g.npz", **arrays)

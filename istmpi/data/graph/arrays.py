@@ -24,6 +24,7 @@ from istmpi.data.graph.planetoid import RawGraph, dense, planetoid_name, read_pl
 from istmpi.data.sparse.split import is_csr
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import reading
+from istmpi.units import counted
 
 EDGES = ("edge_index", "edge", "edges")
 FEATURES = ("x", "features", "feature", "feat", "feats", "node_feat", "attr_matrix", "attr")
@@ -143,8 +144,8 @@ def _splits(graph: _Arrays, count: int, number: int | None) -> dict[str, np.ndar
                 if mask.ndim == 2 and mask.shape[0] == count and mask.shape[1] > 0:
                     if number is None or number >= mask.shape[1]:
                         raise DataError(
-                            f"{graph.source}: {key} has {mask.shape[1]} splits. Choose one by its number: --split "
-                            f"0 to {mask.shape[1] - 1}."
+                            f"{graph.source}: {key} has {counted(mask.shape[1], 'split')}. Choose one by its number: "
+                            f"--split 0{f' to {mask.shape[1] - 1}' * (mask.shape[1] > 1)}."
                         )
                     mask, several = mask[:, number], True
                 nodes[split] = _nodes(mask, key, count, graph.source)
