@@ -65,10 +65,9 @@ WIDE = (
     "--data wide.h5 --hidden 2048,2048 --rounds 3 --local-steps 4 --set evaluate.calibration_examples=256 --set name=x"
 )
 LARGE = (
-    *(f"{WIDE} --method {name}" for name in ("ist", *METHODS, "codistillation")),
+    *(f"{WIDE} --method {name}" for name in ("ist", "local-sgd", "data-parallel", "streaming-diloco", "sparse-loco")),
     f"{WIDE} --redeal 0.1 --optimizer adam --optimizer-state carry",
     f"{WIDE} --redeal 0.1 --set method.wire=int8 --set method.delay=2",
-    f"{WIDE} --checkpoint-every 1",
     "xc --data rows.h5 --hidden 256 --rounds 3 --local-steps 4",
 )
 RUNS = (*SHIPPED, *(f"digits --set {setting}" for setting in CHANGED), *OTHERS)
