@@ -125,6 +125,8 @@ def differing(command: str, before: dict, now: dict) -> Iterator[tuple[str, str]
     if before["code"] or now["code"]:
         if (before["code"], before["err"]) != (now["code"], now["err"]):
             yield command, f"{before['code']} {before['err']!r} -> {now['code']} {now['err']!r}"
+        else:
+            print(f"refused by both: {command}: {now['err']}", file=sys.stderr)
         return
     trees = []
     for outcome in (before, now):
