@@ -70,6 +70,13 @@ Scale = Annotated[
 ]
 
 
+Init = Annotated[
+    Literal["fan-in", "constructor"],
+    "Initial values: uniform, by the number of inputs that a product with the parameter adds up; or what the "
+    "constructor of the full network makes, on every rank.",
+]
+
+
 @dataclass(frozen=True)
 class Model:
     """The network."""
@@ -90,6 +97,7 @@ class Model:
     ] = None
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
         """The arguments of the network's constructor, for data of this task."""
@@ -112,6 +120,7 @@ class OwnModel:
     name: Network
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments_for(self, task: str) -> Mapping[str, Any]:
@@ -122,7 +131,7 @@ class OwnModel:
     """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""
 
 
-OWN_SETTINGS = ("name", "dtype", "scale")
+OWN_SETTINGS = ("name", "dtype", "scale", "init")
 """Settings of a plain module that are no arguments of its constructor."""
 
 

@@ -5,15 +5,17 @@ It knows nothing of ranks, deals or MPI, and needs torch only where a module is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.operators import AGGREGATION
-from istmpi.models.table import ResidualBlock, Table
+from istmpi.models.table import ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
 from istmpi.names import class_of
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from istmpi.models.norms import BatchNorm
+    from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
 
@@ -45,6 +47,7 @@ class Architecture:
             for key, entry in table.parameters.items()
         }
         self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
+        self.uses = table.uses or ()
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
         self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
@@ -87,6 +90,12 @@ class Architecture:
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
         return f"with {widths}" if widths else "with no width that can be dealt out"
 
+    @property
+    def summed(self) -> set[str]:
+        """The groups with contributions that the full network scales."""
+        uses = (use.groups for use in self.uses)
+        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
+
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
 
@@ -95,16 +104,25 @@ class Architecture:
         proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
         no difference, and nothing is multiplied.
         """
-        return prod((self.contribution(group, lengths, scale) for group in self.sums.get(module, ())), start=1.0)
+        return self._contributions(self.sums.get(module, ()), lengths, scale)
 
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
+    def weight_factor(self, name: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """The factor of a parameter itself that stands for those of all products with it, and of its block's end."""
+        module, _, kind = name.rpartition(".")
+        factor = self.factor(module if kind == "weight" else "", lengths, scale)
+        folded = prod(
+            (self.contribution(group, lengths, scale) for group in self.table.folded.get(name, ())), start=1.0
+        )
+        return factor * folded * self.end_factor(module, lengths, scale)
+
     def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's outputs: 1 unless it is the end of a block."""
         groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
-        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
+        return self._contributions(groups, lengths, scale)
 
     def build(
         self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
@@ -162,11 +180,21 @@ class Architecture:
         with seeded():
             return self.code.build().to(getattr(torch, self._dtype))
 
-    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
-        from istmpi.models.norms import BatchNorm
+    def constructed(self, seed: int) -> dict[str, torch.Tensor]:
+        """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
+        import torch
 
-        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BatchNorm)}
+        from istmpi.models.trials import seeded
+
+        with seeded(seed):
+            network = self.code.build().to(getattr(torch, self._dtype))
+        return {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
+        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
+        from istmpi.models.norms import Calibrated
+
+        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
         if not self.stages:
             return layers
         return {name.partition(".")[0]: layer for name, layer in layers.items()}
@@ -181,27 +209,59 @@ class Architecture:
                 module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
             if (factor := self.end_factor(name, lengths, scale)) != 1:
                 module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
+        calls, weights = self.scaled_calls(lengths, scale), self._scaled_weights(lengths, scale)
+        if calls or weights:
+            scale_sums(network, lambda: (calls, weights))
 
-    def require_dealable(self, groups: tuple[str, ...]) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
+    def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
+        """The factors of sums that are scaled where they are called, by `istmpi.models.scaling.Scaled`'s keys."""
+        keys = self.keys_of_uses(lengths).items()
+        factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
+        return {key: factor for key, factor in factors.items() if factor != 1}
+
+    def keys_of_uses(self, lengths: Mapping[str, int]) -> dict[tuple[Any, ...], Use]:
+        """The sums that are scaled where they are called in a network of these lengths."""
+        return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
+
+    def _scaled_weights(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[str, float]:
+        absent = self._absent(lengths)
+        there = (item for item in self.table.folded.items() if not any(block.has(item[0]) for block in absent))
+        factors = {name: self._contributions(groups, lengths, scale) for name, groups in there}
+        return {name: factor for name, factor in factors.items() if factor != 1}
+
+    def _contributions(self, groups: Iterable[str], lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
+
+    def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained.
+
+        ``scaled``: the full network scales sums over dealt units, so that it must be known which they are.
+        """
+        others = [name for name in self.default_groups if name not in groups]
         if not groups:
-            reasons = "; ".join(f"{name}: {problem}" for name, problem in self.table.undealt.items())
-            raise ConfigError(
-                f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
-                f"Use another method, as --method local-sgd."
-            )
+            problems = self.table.undealt | {
+                group: f"its sums in {place} cannot be scaled (model.scale = 'none' leaves them)"
+                for place, several in self.table.unscaled.items()
+                for group in several
+            }
+            reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+            cure = "Use another method, as --method local-sgd"
+            if not reasons:
+                reasons = "its constructor has no integers"
+                cure += (
+                    "; or write a wrapper with its widths as arguments: class Mine(Net): def __init__(self, features, "
+                    "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
+                )
+            raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
+        cure = "Leave it out of method.partition" if others else "Use another method, as --method local-sgd"
         for name in groups:
             if name in self.table.undealt:
-                raise ConfigError(
-                    f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. Leave it out of "
-                    f"method.partition."
-                )
-        for name, names in self.table.unscaled.items():
+                raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
+        for place, names in self.table.unscaled.items() if scaled else ():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
-                    f"{self.name}: its parameter {name} is multiplied outside of nn.Linear and nn.Conv, where istmpi "
-                    f"cannot tell whether it sums over units of {dealt[0]}. Use such a layer, or leave {dealt[0]} "
-                    f"out of method.partition."
+                    f"{self.name}: sums over units of {dealt[0]} cannot be scaled in {place} or cannot be told from "
+                    f"others there. {cure}, or give --set model.scale=none."
                 )
 
     def require_usable(self, lengths: Mapping[str, int]) -> None:
@@ -278,6 +338,22 @@ def _scaled(
     if inputs:
         return (inputs[0] * factor, *inputs[1:]), named
     return inputs, {**named, "input": named["input"] * factor}
+
+
+def scale_sums(
+    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
+) -> None:
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``: numbers, or tensors."""
+    from istmpi.models.scaling import Scaled, multiplied
+
+    plain = network.forward
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        calls, weights = factors()
+        with multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
+            return plain(*inputs, **named)
+
+    network.forward = forward
 
 
 def built(

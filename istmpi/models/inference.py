@@ -20,7 +20,7 @@ from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
 from istmpi.models.leaves import without_values
-from istmpi.models.proof import Moving, Place, Reading, Trial
+from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread
@@ -125,6 +125,11 @@ def infer(network: UserNetwork) -> Inferred:
             for name, width in network.widths.items()
         }
         findings = _agreeing(candidates, shapes)
+        problems = misread(network, {finding.width.name: finding.axes for finding in findings if finding.proved})
+        findings = [
+            Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
+            for finding in findings
+        ]
         findings = [_of_blocks(network, finding, findings) for finding in findings]
     blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
     patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
@@ -146,10 +151,6 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         problem = ""
         if not parameter.numel():
             problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
-        elif not parameter.requires_grad:
-            problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
-        elif parameter.ndim == 0:
-            problem = "is a single number without an axis. Give it one, as torch.ones(1)"
         elif not parameter.is_floating_point():
             problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
         elif "/" in name:
@@ -201,7 +202,8 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
     findings = []
     for seed in range(SEEDS):
         try:
-            findings = _proved_by(Trial(network, width, moving, seed), width, moving, declarations[width.name])
+            trial = Trial(network, width, moving, seed)
+            findings = _proved_by(trial, width, moving, declarations[width.name], seed == SEEDS - 1)
         except ConfigError as error:
             return [Finding(width, problem=str(error))]
         if not findings[0].vague:
@@ -209,8 +211,8 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
     return findings
 
 
-def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> list[Finding]:
-    """The readings that one small network proves.
+def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
+    """The readings that one small network proves; ``last``: no other will be tried.
 
     A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
     """
@@ -221,7 +223,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> li
         for reading in itertools.islice(_readings(moving[width.name], kind_of, fixed), READINGS):
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
-            elif vague := trial.indifferent_to(reading):
+            elif vague := trial.indifferent_to(reading, last):
                 problem = f"the outputs do not tell how its units lie in {vague}"
                 return [Finding(width, problem=problem, vague=True)]
             else:

@@ -7,7 +7,7 @@ cannot be trained is refused by name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,19 +16,19 @@ from torch import nn
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.inference import infer
+from istmpi.models.inference import Inferred, infer
 from istmpi.models.leaf_proof import proved_leaves
-from istmpi.models.norms import BatchNorm
+from istmpi.models.norms import Calibrated
+from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
+from istmpi.models.uses import SumRecorder, sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
-UNIT_BY_UNIT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
-"""Layers with weights that sum over no axis of them."""
 EXAMPLES = 2
 
 Contents = Mapping[str, tuple[int, float | None]]
@@ -37,6 +37,11 @@ Contents = Mapping[str, tuple[int, float | None]]
 
 def inspect(network: UserNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
+    return examine(network)[0]
+
+
+def examine(network: UserNetwork) -> tuple[Table, Inferred]:
+    """The table of a network, and what was found of each width; errors as of `inspect`."""
     inferred = infer(network)
     again = built(network, seed=1)
     second = _contents(_tensors(again))
@@ -48,25 +53,32 @@ def inspect(network: UserNetwork) -> Table:
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
-                f"{network.name}: its buffer {name} has random values, which would be others on every rank. Compute it "
-                f"from a generator with a seed of its own."
+                f"{network.name}: its buffer {name} has random values, which would be others on every rank; frozen "
+                f"parameters are buffers. Compute it from a generator with a seed of its own."
             )
     traced = trace(network, inferred.widths, inferred.blocks, module)
     layers = _layers(module)
+    leaves = proved_leaves(network, inferred.widths)
+    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
+    scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
     for name, parameter in module.named_parameters():
-        bound, centre = _initial(network, name, parameter, layers[name], first[name], second[name])
+        bound, centre = _initial(network, name, parameter, layers[name], scaled.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
-    sums, leaves = _sums(module, inferred.parameters), proved_leaves(network, inferred.widths)
-    return Table(
+    for name, groups in sums.items():
+        sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+    table = Table(
         source=network.source.hash,
         settings=network.settings,
         groups=inferred.lengths,
         undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
         parameters=parameters,
+        computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
-        unscaled=_unscaled(inferred.parameters, inferred.blocks, layers, watched),
+        uses=scaled.uses,
+        folded=scaled.folded,
+        unscaled=scaled.unscaled,
         stochastic=stochastic,
         operators=traced.operators,
         normalised=tuple(map(str, traced.normalised)),
@@ -78,6 +90,7 @@ def inspect(network: UserNetwork) -> Table:
         exits=watched.exits,
         head=watched.head if watched.head in leaves else "",
     )
+    return table, inferred
 
 
 @dataclass(frozen=True)
@@ -93,11 +106,12 @@ class _Layer:
 class _Watched:
     """The layers as one forward pass has shown them, by the names of their modules."""
 
-    norms: Mapping[str, BatchNorm]
+    norms: Mapping[str, Calibrated]
     called: frozenset[str]
     """The products that were called."""
     bare: frozenset[str]
     """The called products whose output went elsewhere than straight into a batch normalisation."""
+    recorder: SumRecorder
     exits: int
     """The number of outputs that the network returned."""
     head: str
@@ -121,7 +135,7 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 
 def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
-    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
+    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: set[int] = set()
@@ -143,18 +157,25 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    with hooked(hooks):
-        returned = network.forward(module.eval(), *network.examples(EXAMPLES, torch.get_default_dtype()))
+    recorder, examples = SumRecorder(), network.examples(EXAMPLES, torch.get_default_dtype())
+    with hooked(hooks), recorder.following(module):
+        returned = network.forward(module.eval(), *examples)
     for name, count in calls.items():
         if count != 1:
             raise ConfigError(
                 f"{network.name}: its batch normalisation {name} is called {count} times in a forward pass; istmpi "
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
-    bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
+    # A layer's own call reads its output as well where it writes into it.
+    elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
+    bare = frozenset(
+        name
+        for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
+        if number not in normalised or others
+    )
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     exits = returned.shape[1] // network.numbers
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, exits, head)
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
 def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
@@ -210,45 +231,31 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
     return sums
 
 
-def _unscaled(
-    patterns: Mapping[str, Pattern], blocks: Collection[str], layers: Mapping[str, list[_Layer]], watched: _Watched
-) -> dict[str, tuple[str, ...]]:
-    """The parameters of several axes, with their groups, that are multiplied where no product is seen.
-
-    The groups of whole ``blocks`` do not count: the outputs of blocks are scaled at their ends.
-    """
-
-    def seen(layer: _Layer) -> bool:
-        product = isinstance(layer.module, PRODUCTS) and layer.path in watched.called
-        return isinstance(layer.module, UNIT_BY_UNIT) or (product and layer.key in ("weight", "bias"))
-
-    several = {name: pattern.names - {*blocks} for name, pattern in patterns.items() if len(pattern.axes) > 1}
-    return {name: tuple(sorted(names)) for name, names in several.items() if names and not all(map(seen, layers[name]))}
-
-
 def _initial(
     network: UserNetwork,
     name: str,
     parameter: nn.Parameter,
     layers: list[_Layer],
+    fans: Mapping[str, int],
     first: tuple[int, float | None],
     second: tuple[int, float | None],
 ) -> tuple[float, float]:
-    """Bound and centre of a parameter's initial values, from its contents after two constructions."""
+    """Bound and centre of a parameter's initial values, from its contents after two constructions.
+
+    The bound follows from the length that products with the parameter sum over. One that goes into no product has the
+    mean and the deviation that its constructor gives it.
+    """
     if not torch.isfinite(parameter).all():
         raise ConfigError(
             f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
             f"it some."
         )
     if first == second:
-        if first[1] is None:
-            raise ConfigError(
-                f"{network.name}: its parameter {name} starts with values that the constructor computes, which istmpi "
-                f"cannot deal out. Start it with random numbers or a constant, or register it as a buffer."
-            )
-        return 0.0, first[1]
-    inputs = parameter[0].numel()
-    if parameter.ndim == 1:
-        weights = (it.module.weight for it in layers if isinstance(it.module, PRODUCTS) and it.key == "bias")
-        inputs = next((weight[0].numel() for weight in weights), len(parameter))
-    return max(inputs, 1) ** -0.5, 0.0
+        return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
+    if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
+        weight = layers[0].module.weight if layers[0].key == "bias" else parameter
+        return max(weight[0].numel(), 1) ** -0.5, 0.0
+    if fan := fans.get(name) or fans.get(name.replace("bias", "weight")):
+        return fan**-0.5, 0.0
+    values = parameter.detach().double()
+    return float(3**0.5 * values.std(correction=0)), float(values.mean())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Positions, narrowed
@@ -107,7 +106,7 @@ def _scale_of(
     groups: Mapping[str, str],
 ) -> dict[str, float]:
     """The factors of contributions in a network that is a subnet, of these lengths, of a full one; 1 is left out."""
-    summed = {*network.blocks, *chain.from_iterable(network.sums.values())}
+    summed = network.summed
     factors = {group: full.contribution(groups.get(group, group), lengths, scale) for group in network.groups}
     return {group: factor for group, factor in factors.items() if group in summed and abs(factor - 1) > ROUNDING}
 
@@ -121,13 +120,8 @@ def _folded(
 
     ``full``, ``narrow``: a network, lengths and a scale.
     """
-
-    def factor(name: str, network: Architecture, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        module, _, kind = name.rpartition(".")
-        product = network.factor(module, lengths, scale) if kind == "weight" else 1.0
-        return product * network.end_factor(module, lengths, scale)
-
-    ratios = {new: factor(old, *full) / factor(new, *narrow) for new, old in names.items()}
+    (whole, *at), (network, *here) = full, narrow
+    ratios = {new: whole.weight_factor(old, *at) / network.weight_factor(new, *here) for new, old in names.items()}
     return {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > ROUNDING}
 
 

@@ -101,9 +101,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
 @pytest.mark.parametrize(
     "what, problem",
     [
-        ("frozen", "parameter first.weight is frozen"),
-        ("scalar", "parameter scale is a single number"),
-        ("computed", "parameter scale starts with values that the constructor computes"),
+        ("frozen", "buffer first.weight has random values, .* frozen parameters are buffers"),
         ("random buffer", "buffer noise has random values"),
         ("counting", "buffer count is changed by a forward pass"),
         ("complex", "parameter scale is of torch.complex64"),
@@ -141,7 +139,7 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
         ("meta buffer", "buffer calls is on the device meta"),
         ("nothing", "forward returns NoneType for 2 examples"),
         ("text", "forward returns str for 2 examples"),
-        ("training", "forward fails on examples of shape 2 x 7: RuntimeError: only in use"),
+        ("training", "forward fails on examples of shape 3 x 7: RuntimeError: only in use"),
         ("two", r"forward returns \(2, 7\) as output 2 for 2 examples"),
         ("none at all", "forward returns tuple for 2 examples"),
         ("two in training", "forward returns 2 outputs in training and 1 in evaluation"),
@@ -183,7 +181,7 @@ def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
     reason = r"permuting its units changes the outputs, first behind other \(Linear\)"
     with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
         both.require_dealable(both.groups)
-    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Leave it out of method.partition"):
+    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Use another method"):
         both.require_dealable(("hidden",))
 
 
@@ -197,9 +195,20 @@ def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
 def test_what_cannot_be_dealt_out_is_refused():
     with pytest.raises(ConfigError, match="no width that can be dealt out .channels: permuting its units"):
         ready("Grouped", (3, 16, 16)).require_dealable(())
+
+
+def test_a_sum_outside_of_a_layer_is_found_and_scaled():
     by_hand = ready("Odd", what="by hand")
-    with pytest.raises(ConfigError, match="parameter weight is multiplied outside of nn.Linear and nn.Conv"):
-        by_hand.require_dealable(("hidden",))
+    by_hand.require_dealable(("hidden",))
+    assert by_hand.table.folded == {"weight": ("hidden",)}
+    assert by_hand.weight_factor("weight", by_hand.lengths, {"hidden": 0.25}) == 0.25
+
+
+def test_a_single_number_and_computed_values_are_parameters_like_others():
+    assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
+    computed = ready("Odd", what="computed")
+    assert computed.table.computed == ("scale",)
+    torch.testing.assert_close(computed.constructed(3)["scale"], torch.linspace(1, 2, 7))
 
 
 def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():

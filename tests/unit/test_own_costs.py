@@ -142,8 +142,9 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
 
     np.savez(data, x=np.random.default_rng(0).normal(size=(50, 10, 6)).astype("f4"), y=np.arange(50) % 10)
     words = "--data", data, "--model", f"{layered_networks.__file__}:Added"
+    dealt = "--set", "model.scale=none", "--set", 'method.partition=["wide", "hidden"]'
     for verb in (["train", "--dry-run"], ["costmodel", "digits"]):
-        code, out, err = istmpi_command(*verb, *words)
+        code, out, err = istmpi_command(*verb, *words, *dealt)
         assert (code, err) == (0, "")
         said = " ".join(out.split())
         assert "FLOPs of subnets are less than said: those of its own forward are told as in the full network" in said
@@ -159,7 +160,7 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
         ),
         (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units but the run has 9"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
-        (["train", "--dry-run", "--model", f"{FILE}:Odd", "--set", "model.what='frozen'"], "first.weight is frozen"),
+        (["train", "--dry-run", "--model", f"{FILE}:Odd", "--set", "model.what='frozen'"], "first.weight has random"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
         (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),
