@@ -100,7 +100,6 @@ class Model:
     init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
-        """The arguments of the network's constructor, for data of this task."""
         arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
         normalised = self.norm == "batch" and TASKS[task].one_class
         return arguments | {"output_norm": normalised if self.output_norm is None else self.output_norm}
@@ -124,7 +123,6 @@ class OwnModel:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments_for(self, task: str) -> Mapping[str, Any]:
-        """The arguments of the network's constructor that were given, for any task."""
         return self.arguments
 
     batch_statistics = ""
@@ -214,7 +212,6 @@ class Optimizer:
         return self.lr
 
     def falls(self, steps: int) -> list[int]:
-        """The local steps, of so many, with which the learning rate of a step schedule falls."""
         return [round(at * steps) for at in self.milestones] if self.schedule == "step" else []
 
     def require_usable(self, steps: int) -> None:
@@ -310,7 +307,6 @@ class Evaluate:
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
-        """The number of rounds from one evaluation to the next, in a run of ``rounds`` rounds."""
         return self.every or max(rounds // 10, 1)
 
 

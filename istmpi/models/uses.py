@@ -202,12 +202,16 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder,
     ``lengths``: the full length of each width. ``full``: the sums of the full network. ``layers``: modules that take a
     sum in a call of their own.
     """
+    members = None
     with one_thread():
-        tried = [members for at in (few(lengths), lengths) if (members := _members(network, at, full.seen))]
-    if not tried:
+        for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
+            members = _members(network, at, full.seen) or members
+            if members and None not in members[1].values():
+                break
+    if members is None:
         unscaled = {"a forward pass, which does something else at other widths,": tuple(lengths)} if lengths else {}
         return Sums(unscaled=unscaled, layers=dict.fromkeys(layers, (*lengths,)), fans=_fans(full.seen, {}, lengths))
-    base, doubled = next((each for each in tried if None not in each[1].values()), tried[-1])
+    base, doubled = members
     unscaled = {
         f"a forward pass, which does something else at twice of {name},": (name,)
         for name, records in doubled.items()
