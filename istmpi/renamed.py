@@ -11,6 +11,9 @@ COMMANDS = {"calibrate": "measure"}
 GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "method.shared_momentum": 0.0}
 """Settings of earlier versions by the only value that a run may still have: the one with which they did nothing."""
 
+LEFT_OPEN = {"method.fragments": 4}
+"""Defaults that earlier versions wrote into every run, and that are left open today, which means the same."""
+
 
 class RenamedWarning(FutureWarning):
     """A warning that something has a new name."""
@@ -24,14 +27,18 @@ def tell(old: str, new: str, source: str = "") -> None:
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
     """Return a tree of settings by their new names; ConfigError for one that is there twice or no longer exists."""
-    tree = dict(tree)
-    for name, idle in GONE.items():
-        section, _, key = name.partition(".")
-        branch = tree.get(section)
-        if isinstance(branch, Mapping) and key in branch:
-            if branch[key] != idle:
-                raise ConfigError(f"{source}: {name} = {branch[key]!r}: this setting no longer exists. Leave it out.")
-            tree[section] = {other: value for other, value in branch.items() if other != key}
+    gone = [name for name in GONE if _value(tree, name) is not None]
+    for name in gone:
+        if (value := _value(tree, name)) != GONE[name]:
+            raise ConfigError(f"{source}: {name} = {value!r}: this setting no longer exists. Leave it out.")
+    if gone:
+        gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
+    tree = {
+        section: {key: value for key, value in branch.items() if f"{section}.{key}" not in gone}
+        if isinstance(branch, Mapping)
+        else branch
+        for section, branch in tree.items()
+    }
     for old, new in SETTINGS.items():
         section, _, key = old.partition(".")
         branch = tree.get(section)
@@ -43,3 +50,9 @@ def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[st
             if aloud:
                 tell(old, new, source)
     return tree
+
+
+def _value(tree: Mapping[str, Any], name: str) -> Any:
+    section, _, key = name.partition(".")
+    branch = tree.get(section)
+    return branch.get(key) if isinstance(branch, Mapping) else None

@@ -53,6 +53,10 @@ RUNS = {
     "sparse-loco": {"method.name": "sparse-loco"},
     "ist, wire of int8": {"model.dtype": "float32", "method.wire": "int8"},
     "codistillation": {"method.name": "codistillation", "method.burn_in": 1},
+    "admm": {"method.name": "admm"},
+    "easgd": {"method.name": "easgd"},
+    "easgd, round-robin": {"method.name": "easgd", "method.order": "round-robin"},
+    "downpour": {"method.name": "downpour"},
     "ist, convolutions": {"model.name": CONVOLUTIONS, "model.channels": [8, 16], "model.hidden": 16},
 }
 RANKS = (2, 2, 3, 3, 4, 5, 6, 7, 8)

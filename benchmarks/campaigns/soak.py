@@ -27,11 +27,19 @@ from benchmarks.reporting import HERE, ROOT, report
 METHODS = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
-    "ist, 8 bits beside local steps": {"method.name": "ist", "method.wire": "int8", "method.delay": 1},
+    "ist, 8 bits beside local steps": {
+        "method.name": "ist",
+        "method.wire": "int8",
+        "method.delay": 1,
+        "method.local_steps": 2,
+    },
     "local-sgd": {"method.name": "local-sgd"},
     "data-parallel": {"method.name": "data-parallel"},
     "streaming-diloco": {"method.name": "streaming-diloco"},
     "sparse-loco": {"method.name": "sparse-loco"},
+    "admm": {"method.name": "admm"},
+    "easgd": {"method.name": "easgd"},
+    "downpour": {"method.name": "downpour"},
 }
 TINY = {
     "model.hidden": [16, 16],

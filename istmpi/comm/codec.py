@@ -15,9 +15,6 @@ from typing import Protocol
 import numpy as np
 
 EXACT, BFLOAT16, INT8 = "exact", "bfloat16", "int8"
-FORMS = {EXACT: 0, BFLOAT16: 2, INT8: 1}
-"""Bytes of a value in each form, its scale left out; one that travels exactly has as many as it has."""
-
 RUN = 256
 """Values that share a scale where flat values are encoded."""
 
@@ -43,7 +40,10 @@ class Wire:
 
 
 class Codec(Protocol):
-    """A form in which flat values travel as bytes; every codec has these three methods."""
+    """A form in which flat values travel as bytes; every codec has these three methods.
+
+    Those of `CODECS` encode blocks of tensors as well: see `BlockForm`.
+    """
 
     def nbytes(self, elements: int) -> int:
         """Bytes of so many values that are encoded together."""
@@ -55,8 +55,27 @@ class Codec(Protocol):
         """The so many values of what `encode` made."""
 
 
+class BlockForm(Codec, Protocol):
+    """A value of method.wire. A new one is a class here, with its name in `CODECS`."""
+
+    itemsize: int
+    """Bytes of a value, without its scale."""
+    scaled: bool
+    """Values of a block share scales."""
+    for_all: bool
+    """Slots, and tensors of one axis, travel in this form; else in bfloat16."""
+
+    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray | None) -> np.ndarray:
+        """Values, at these positions of what is rounded with this key, as bytes."""
+
+    def values(self, coded: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+        """The float32 values of what `round` made."""
+
+
 class Bfloat16:
     """The upper halves of float32 values, one more with the odds of the lower half."""
+
+    itemsize, scaled, for_all = 2, False, True
 
     def nbytes(self, elements: int) -> int:
         return 2 * elements
@@ -68,7 +87,6 @@ class Bfloat16:
         return self.values(coded)
 
     def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray | None = None) -> np.ndarray:
-        """Values, at these positions of what is rounded with this key, as bytes."""
         coded = np.empty(len(values), np.uint16)
         for at in _parts(len(values)):
             bits = values[at].view(np.uint32)
@@ -81,12 +99,13 @@ class Bfloat16:
         return coded.view(np.uint8)
 
     def values(self, coded: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
-        """The float32 values of what `round` made."""
         return (coded.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 class Int8:
     """Multiples of scales, the next one up or down at random; scales come first, as `exponents`, one for each `RUN`."""
+
+    itemsize, scaled, for_all = 1, True, False
 
     def nbytes(self, elements: int) -> int:
         return elements + -(-elements // RUN)
@@ -105,7 +124,6 @@ class Int8:
         return self.values(coded[runs:], scales(coded[:runs]).repeat(RUN)[: len(coded) - runs])
 
     def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray) -> np.ndarray:
-        """Values as multiples of their scales, in bytes."""
         coded = np.empty(len(values), np.int8)
         for at in _parts(len(values)):
             with np.errstate(invalid="ignore"):
@@ -116,11 +134,16 @@ class Int8:
         return coded.view(np.uint8)
 
     def values(self, coded: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The float32 values of what `round` made."""
         return coded.view(np.int8).astype(np.float32) * scales
 
 
-CODECS = {BFLOAT16: Bfloat16(), INT8: Int8()}
+CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
+"""The forms of method.wire, beside float32."""
+
+
+def value_bytes(form: str, itemsize: int) -> int:
+    """Bytes of a value without its scale; ``itemsize``: of a value that travels exactly."""
+    return itemsize if form == EXACT else CODECS[form].itemsize
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
+from istmpi.comm.codec import CODECS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
 from istmpi.errors import ConfigError
@@ -146,7 +147,7 @@ class _CommonMethod:
         Fraction | None, "Nesterov's momentum of whole rounds, as in DiLoCo; by default the method's own, mostly 0."
     ] = None
     wire: Annotated[
-        Literal["float32", "bfloat16", "int8"],
+        Literal[("float32", *CODECS)],
         "Form in which weights and gradients travel: as they are, or rounded at random to 2 bytes or 1 a value; "
         "momentum that travels, and tensors of one axis, have 2 at least.",
     ] = "float32"

@@ -11,9 +11,10 @@ from functools import cached_property
 from math import ceil, prod
 
 from istmpi.comm import ring
+from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, with_odds, with_slots
 from istmpi.engine.partition import NOTHING, blocks, check, overlaps
-from istmpi.engine.wire import form_of, scales_of, value_bytes
+from istmpi.engine.wire import form_of, scales_of
 
 Number = int | Fraction
 
@@ -147,7 +148,7 @@ class Holdings:
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
             scales = scales_of(form, parameter, self.lengths, dict.fromkeys(self.groups), self.ranks)
-            tensors.append((parameter, value_bytes(form, parameter), scales))
+            tensors.append((parameter, value_bytes(form, parameter.itemsize), scales))
         return tensors
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

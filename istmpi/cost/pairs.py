@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from istmpi.comm import ring
+from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
-from istmpi.engine.wire import form_of, forms_of, scales_of, value_bytes
+from istmpi.engine.wire import form_of, forms_of, scales_of
 
 
 def pair_bytes(
@@ -37,7 +38,7 @@ def pair_bytes(
                     held[rank] *= ((here * marks) @ there.T).astype(np.int64)
         form, moved = form_of(wire, name, parameter), elements - held.sum(axis=0)
         scales = scales_of(form, parameter, source.lengths, source.units | target.units, source.ranks)
-        total += moved * value_bytes(form, parameter) + (moved > 0) * scales
+        total += moved * value_bytes(form, parameter.itemsize) + (moved > 0) * scales
     return total
 
 

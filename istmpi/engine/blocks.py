@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import torch
 
-from istmpi.comm.codec import EXACT, FORMS
+from istmpi.comm.codec import EXACT, value_bytes
 
 _TEMPORARY_BYTES = 2**20
 _LONG_ROW = 512
@@ -56,7 +56,7 @@ class Block:
     def sent_nbytes(self) -> int:
         """Bytes as they travel; the scales of a block that is cut go with its first slab."""
         values = prod(self.shape)
-        return values * (FORMS[self.form] or self.itemsize) + self.scales * self.is_first
+        return values * value_bytes(self.form, self.itemsize) + self.scales * self.is_first
 
     @property
     def is_first(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi import rng
-from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, FORMS, INT8, exponents, scales
+from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, exponents, scales
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 
@@ -31,12 +31,13 @@ VALUES_A_SCALE = 128
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
     """Return the form of a tensor under a setting of method.wire.
 
-    Slots keep the eight bits of bfloat16, relative to each value: a second moment that became 0 would make a step as
-    long as it likes. So do tensors of one axis, of which there are few.
+    Where a codec is not for all, slots keep the eight bits of bfloat16, relative to each value: a second moment that
+    became 0 would make a step as long as it likes. So do tensors of one axis, of which there are few.
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT
-    return INT8 if kind == INT8 and len(parameter.pattern.axes) > 1 and not isinstance(name, Slot) else BFLOAT16
+    fits = CODECS[kind].for_all or (len(parameter.pattern.axes) > 1 and not isinstance(name, Slot))
+    return kind if fits else BFLOAT16
 
 
 def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
@@ -44,17 +45,12 @@ def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
     return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
 
 
-def value_bytes(form: str, parameter: Parameter) -> int:
-    """Return the bytes of a value in this form, without its scale."""
-    return FORMS[form] or parameter.itemsize
-
-
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
     """Return the number of a tensor's scales in every message that has a part of it: the same in all deals.
 
     So their bytes are known without knowing which elements a message has. ``groups``: what is dealt out.
     """
-    if form != INT8:
+    if form == EXACT or not CODECS[form].scaled:
         return 0
     return max(parameter.size(lengths) // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)), 1)
 

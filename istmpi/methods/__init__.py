@@ -1,4 +1,4 @@
-"""The methods of training, each described once; a new one needs an entry, its class and a line in report/styles.py."""
+"""The methods of training, each described once; a new one needs an entry here and its class beside it."""
 
 from fractions import Fraction
 from typing import Annotated, Literal

@@ -41,7 +41,7 @@ class SparseLoCo(ReplicatedMethod):
         return state | {Slot(name, "error"): values for name, values in self._errors.items()}
 
     def exchange(self, number: int) -> None:
-        tensors = self.subnet.tensors
+        tensors, self._start = self.subnet.tensors, {}  # nothing is rolled back any more: that memory is needed here
         with self.job.clock("all-reduce"):
             self._exchange()
         self._outer.step(tensors | self.shards.alike)

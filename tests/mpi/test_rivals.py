@@ -10,6 +10,7 @@ from resuming import resumed, save, stop_at
 from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.engine.slots import Slot
+from istmpi.methods.sparse_loco import SparseLoCo
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[1, 2, 3])
@@ -211,6 +212,18 @@ def test_sparse_loco_that_sends_everything_is_local_sgd(comm, outer):
     for name, values in whole(sparse).items():
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
     assert [one.loss for one in its] == pytest.approx([one.loss for one in progress], rel=1e-6)
+
+
+def test_sparse_loco_has_no_copies_for_a_rollback_while_it_sends(comm, monkeypatch):
+    exchange, copies = SparseLoCo._exchange, []
+
+    def noted(method):
+        copies.extend(method._start)
+        exchange(method)
+
+    monkeypatch.setattr(SparseLoCo, "_exchange", noted)
+    trained(comm, method__name="sparse-loco", optimizer__name="adam")
+    assert copies == []
 
 
 def test_sparse_loco_leaves_all_ranks_with_the_same_weights(comm):

@@ -10,6 +10,7 @@ import pytest
 from small import whole
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.config import Run
 from istmpi.data.hdf5 import prepared_file
 from istmpi.deploy.scoring import evaluate
 from istmpi.simulated import simulate
@@ -62,3 +63,23 @@ def test_a_run_resumes_from_a_checkpoint_and_ends_where_it_ended(kind, ranks):
     if ranks == 1:  # as many as saved it
         for name, values in expected.items():
             np.testing.assert_allclose(weights[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_run_resumes_by_the_command_that_began_it(tmp_path):
+    with open_checkpoint(FILES / "table-network.h5") as checkpoint:
+        settings = checkpoint.header.run.flat() | {"data.source": str(FILES / "table.h5")}
+    settings.pop("method.fragments", None)  # nobody gave it: its default, 4, was left open since
+
+    def resume(comm):
+        training = Training(Run().override(settings), comm)
+        training.resume(FILES / "table-round-2.h5")
+        return len(list(training.rounds()))
+
+    assert simulate(resume, 1).require() == [1]
+
+
+def test_a_default_of_then_does_not_ask_for_room_that_there_is_not():
+    method = {"name": "streaming-diloco", "fragments": 4}
+    recorded = Run.from_tree({"comm": {"survive": False}, "method": method}, "run.toml")
+    assert recorded.method.fragments is None
+    assert Run.from_tree({"method": method}, "run.toml").method.fragments == 4
