@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,12 @@ from istmpi.data.offsets import less
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.fitting import changed_source, fitting_data, runnable
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 from istmpi.evaluation.sample import calibration_rows, sampled_of
-from istmpi.exits import entropies, exit_taken, normalised_entropy, outputs_of
+from istmpi.exits import outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
-from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,8 +53,6 @@ class CalibratedNetwork:
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
-        self._stops: list[nn.Module] | None = None
-        """The modules whose outputs are those of the early exits, once they are known."""
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         norms = architecture.batch_norm_layers(self.module)
         if calibrate_on is None:
@@ -105,49 +101,6 @@ class CalibratedNetwork:
         batch = split.batch(np.arange(1)).to("cpu", self._dtype)
         return outputs_of(self.module(*batch.inputs))[-1].numpy()
 
-    def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs of the exit at which each example leaves, and the number of this exit, from 1.
-
-        An example leaves at the first exit whose normalised entropy is below the threshold, else at the last, and
-        nothing behind that exit is computed: between the thresholds 0 and 1, at which all leave together, examples pass
-        one by one. The network must have passed `require_early_exits`.
-        """
-        step = 1 if 0 < threshold < 1 else max(len(x), 1)
-        left = [self._left(x[start : start + step], threshold) for start in range(0, len(x), step)]
-        outputs, numbers = zip(*left)
-        return self._rescaled(torch.cat(outputs).numpy()), np.concatenate(numbers)
-
-    @torch.no_grad()
-    def _left(self, x: np.ndarray, threshold: float) -> tuple[torch.Tensor, np.ndarray]:
-        """The outputs and exits of examples that leave together, as the forward pass stops there."""
-        inputs = self._inputs(x)
-        if self._stops is None:
-            self._stops = _exit_modules(self.module, inputs)
-
-        def stop(number: int, module: nn.Module, _: object, outputs: torch.Tensor) -> None:
-            if not exit_taken([normalised_entropy(outputs)], threshold).any():
-                raise _Left(number, outputs)
-
-        hooks = [module.register_forward_hook(partial(stop, number)) for number, module in enumerate(self._stops, 1)]
-        try:
-            returned = outputs_of(self.module(*inputs))
-        except _Left as left:
-            self._require_finite(left.outputs)
-            return left.outputs, np.full(len(x), left.number)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        taken = exit_taken(entropies(returned), threshold)
-        return torch.stack(returned)[taken, torch.arange(len(taken))], taken.numpy() + 1
-
-    def require_early_exits(self) -> None:
-        """Refuse, with a ConfigError, a network that no example can leave early."""
-        subject = f"--exit-threshold is for classifiers with several exits; {self._path}"
-        if not TASKS[self._header.data.task].one_class:
-            raise ConfigError(f"{subject} has a network for {self._header.data.task}. Leave it out.")
-        if self._architecture.exits == 1:
-            raise ConfigError(f"{subject} has a network with one. Leave it out.")
-
     @torch.no_grad()
     def _run(self, x: np.ndarray) -> Outputs:
         return self.module(*self._inputs(x))
@@ -165,33 +118,6 @@ class CalibratedNetwork:
         examples = examples_of(data.kind, data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
         batch = examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
         return batch.to("cpu", self._dtype).inputs
-
-
-class _Left(Exception):
-    """The end of a forward pass at an early exit."""
-
-    def __init__(self, number: int, outputs: torch.Tensor):
-        self.number, self.outputs = number, outputs
-
-
-def _exit_modules(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[nn.Module]:
-    """The modules that make the outputs of a network's early exits, up to the first that none makes in one call."""
-    calls: list[tuple[nn.Module, object]] = []
-    hooks = [
-        part.register_forward_hook(lambda module, _, made: calls.append((module, made))) for part in network.modules()
-    ]
-    try:
-        *early, _ = outputs_of(network(*(part[:1] for part in inputs)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    stops = []
-    for outputs in early:
-        makers = [module for module, made in calls if made is outputs]
-        if not makers or [module for module, _ in calls].count(makers[0]) > 1:
-            break
-        stops.append(makers[0])
-    return stops
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
