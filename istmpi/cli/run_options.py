@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi import __version__
-from istmpi.cli.completion import complete_assignment, complete_runs, complete_values
 from istmpi.cli.options import flag, real, text
 from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
@@ -63,17 +62,16 @@ COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm
 
 DEFAULT = "digits"
 """The run that is meant where none is named."""
-run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+run_argument = click.argument("run", required=False)
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
     assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
-    command = click.option("--set", "assignments", shell_complete=complete_assignment, **assigning)(command)
+    command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            shown = {"metavar": metavar, "help": _help(setting)}
-            command = click.option(option, shell_complete=complete_values(setting), **shown)(command)
+            command = click.option(option, metavar=metavar, help=_help(setting))(command)
     return command
 
 

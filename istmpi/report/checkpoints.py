@@ -7,7 +7,6 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from istmpi.checkpoint.difference import TensorDifference
 from istmpi.checkpoint.summary import Entry
 from istmpi.foreign import printable
 from istmpi.report.tables import table_of
@@ -84,34 +83,6 @@ def norms(contents: Mapping[str, Any]) -> Table:
         for name, moments in {**inputs, **contents["norms"]}.items()
     )
     return table_of(("normalisation", "units", "mean", "deviation"), rows)
-
-
-def deal(dealt: Mapping[str, Any]) -> Table:
-    """The units that each rank would hold."""
-    rows = []
-    for rank in range(dealt["ranks"]):
-        parts = (parts[rank] for parts in dealt["units"].values())
-        cells = [f"{part['count']}: {_first(part['first'], part['count'])}" for part in parts]
-        rows.append((f"rank {rank}", *(cells or ["everything: this method deals nothing out"])))
-    return table_of((f"deal of round {dealt['round']}", *dealt["units"]), rows)
-
-
-def settings(differences: Mapping[str, tuple[Any, Any]]) -> Table:
-    """Settings and facts that two checkpoints do not share."""
-    rows = ((name, *("not set" if value is None else value for value in pair)) for name, pair in differences.items())
-    return table_of(("differs", "first", "second"), rows)
-
-
-def values(differences: Iterable[TensorDifference]) -> Table:
-    """Tensors that two checkpoints do not share."""
-
-    def row(tensor: TensorDifference) -> tuple[str, ...]:
-        if tensor.problem:
-            return tensor.name, tensor.problem, "", ""
-        sizes = ["" if size is None else f"{size:.3g}" for size in (tensor.largest, tensor.largest_relative)]
-        return tensor.name, f"{tensor.differing:,} of {tensor.elements:,}", *sizes
-
-    return table_of(("differs", "elements", "largest difference", "relative"), map(row, differences))
 
 
 def _steps(entry: Entry) -> str:

@@ -26,14 +26,6 @@ and mark what cannot be. With taplo (Even Better TOML in VS Code, Helix, Zed), w
 
 with the address or the absolute path (`file:///...`) of that file.
 
-Shells complete names and values behind TAB (`--method d`, `--set method.na`, runs) once they are told:
-
-```
-eval "$(_ISTMPI_COMPLETE=bash_source istmpi)"                        # in ~/.bashrc
-eval "$(_ISTMPI_COMPLETE=zsh_source istmpi)"                         # in ~/.zshrc
-_ISTMPI_COMPLETE=fish_source istmpi > ~/.config/fish/completions/istmpi.fish
-```
-
 """
 
 

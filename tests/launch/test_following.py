@@ -123,18 +123,16 @@ def test_what_cannot_be_followed_is_refused_before_the_start(refused, tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     out = tmp_path / "run"
     train = ("train", *SMALL, "--out", out)
-    unknown, wandb, mlflow, round = refused(
+    unknown, wandb, mlflow = refused(
         2,
         (*train, "--log", "neptune"),
         (*train, "--log", "csv", "--log", "wandb"),
         (*train, "--log", "mlflow"),
-        (*train, "--rounds", "3", "--profile", "4"),
         env={"PYTHONPATH": path},
     )
     assert "--log wandb" in wandb and "No module named 'wandb'" in wandb and "pip install 'istmpi[wandb]'" in wandb
     assert "--log mlflow" in mlflow and "libssl.so" in mlflow and "pip install 'istmpi[mlflow]'" in mlflow
     assert "neptune" in unknown and "tensorboard" in unknown
-    assert "--profile 4: the run has rounds 1 to 3" in round
     assert not out.exists()
 
 

@@ -1,6 +1,5 @@
 """A run that is followed learns and sends what it does alone, and what is told of it is so."""
 
-import json
 import re
 from collections import defaultdict
 
@@ -9,27 +8,23 @@ import numpy as np
 import pytest
 from small import small_run, trained
 
-from istmpi.errors import ConfigError
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
-from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.real
 
-OF_IST = {"deal", "hop", "pull", "compute", "wait", "push", "evaluate", "save"}
-OF_DATA_PARALLEL = {"compute", "all-reduce", "wait", "push", "evaluate", "save"}
 OUTSIDE = {"evaluate", "save"}
 """Phases after a round."""
 
 
 @pytest.fixture
 def run_in(shared_tmp, comm):
-    """``run_in("name", profile=None, watch=None, **settings)`` carries a run out in a folder, which it returns."""
+    """``run_in("name", **settings)`` carries a run out in a folder, which it returns."""
 
-    def run(name, profile=None, watch=None, **settings):
+    def run(name, **settings):
         settings = {"checkpoint__every": 2, "evaluate__every": 2, "output__folder": str(shared_tmp / name), **settings}
-        run_training(small_run(**settings), comm, watch, profile=profile)
+        run_training(small_run(**settings), comm)
         comm.barrier()
         return shared_tmp / name
 
@@ -46,63 +41,6 @@ def learnt(folder):
         )
     assert tensors
     return figures, tensors
-
-
-@pytest.mark.ranks(only=[2, 4])
-@pytest.mark.parametrize("method, phases", [("ist", OF_IST), ("data-parallel", OF_DATA_PARALLEL)])
-def test_a_trace_has_the_phases_and_messages_of_every_rank_and_changes_no_bit(run_in, comm, method, phases):
-    alone = run_in("alone", method__name=method)
-    folder = run_in("profiled", profile=2, method__name=method)
-    assert learnt(folder) == learnt(alone)
-    assert not list(alone.glob("trace*"))
-
-    trace = json.loads((folder / "trace-round-2.json").read_text())
-    events = trace["traceEvents"]
-    assert {event["pid"] for event in events} == set(range(comm.size))
-    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert [named[rank].split(" on ")[0] for rank in range(comm.size)] == [f"rank {rank}" for rank in range(comm.size)]
-    sent = 0
-    for rank in range(comm.size):
-        mine = [event for event in events if event["pid"] == rank and event["ph"] == "X"]
-        ranges = [event for event in mine if event.get("cat") == "user_annotation"]
-        assert phases <= {event["name"] for event in ranges}
-        (whole,) = [event for event in ranges if event["name"] == "round 2"]
-        start, end = whole["ts"], whole["ts"] + whole["dur"]
-        assert all(
-            (start <= event["ts"] and event["ts"] + event["dur"] <= end + 1) != (event["name"] in OUTSIDE)
-            for event in ranges
-            if event["name"] in phases
-        )
-        assert any(event["name"] == "aten::mm" or event["name"] == "aten::addmm" for event in mine)
-        calls = [event for event in mine if event.get("cat") == "mpi"]
-        assert calls and all(event["tid"] == "MPI" for event in calls)
-        sent += sum(event["args"]["bytes"] for event in calls if event["ts"] < end)
-    assert sent == RunFolder(folder).metrics()[1]["round_bytes"]
-
-
-@pytest.mark.ranks(only=[1, 2])
-def test_a_round_that_a_run_does_not_have_cannot_be_profiled(run_in, shared_tmp):
-    for round in (0, 5, -1):
-        with pytest.raises(ConfigError, match=rf"--profile {round}: the run has rounds 1 to 4"):
-            run_in("refused", profile=round)
-    assert not (shared_tmp / "refused").exists()
-
-
-@pytest.mark.ranks(only=[2])
-def test_a_trace_that_cannot_be_written_is_no_reason_to_fail(run_in, comm):
-    class Watcher(Watch):
-        said = ()
-
-        def started(self, training, folder, saver):
-            (folder.path / "trace-round-3.json").mkdir()
-
-        def noticed(self, message):
-            self.said += (message,)
-
-    watch = Watcher()
-    folder = run_in("run", profile=3, watch=watch)
-    assert len(RunFolder(folder).metrics()) == 4
-    assert len(watch.said) == (comm.rank == 0) and all("The run goes on" in message for message in watch.said)
 
 
 LINE = re.compile(

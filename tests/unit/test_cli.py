@@ -35,7 +35,6 @@ def cli(*arguments, env=()):
         ["prepare", "--help"],
         ["train", "--dry-run", "--ranks", "512"],
         ["checkpoint", "--help"],
-        ["checkpoint", "diff", "--help"],
         ["evaluate", "--help"],
         ["predict", "--help"],
         ["export", "--help"],

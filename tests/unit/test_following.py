@@ -18,7 +18,6 @@ from istmpi.loggers.logged_watch import LoggedWatch
 from istmpi.loggers.logger import figures
 from istmpi.record import RunFolder
 from istmpi.training.progress import LastRound, Progress
-from istmpi.training.trace import merged
 from istmpi.training.watch import Watch
 
 PHASES = [{"compute": 2.0, "wait": 1.0, "all-reduce": 0.5}, {"compute": 4.0, "push": 1.0}]
@@ -136,16 +135,3 @@ def test_figures_are_grouped_for_programs_that_draw_them():
     }
     record = progress(Score(0.25, 0.75, 9)).record()
     assert {name.rpartition("/")[2] for name in found} == set(record) - {"time", "round", "score_name"}
-
-
-def test_traces_of_hosts_with_other_clocks_begin_together():
-    def event(name, at):
-        return {"ph": "X", "name": name, "ts": at, "dur": 1.0, "tid": 7, "id": 3}
-
-    per_rank = [[event(name, at + later) for name, at in (("hop", 110.0), ("round 2", 100.0))] for later in (0, 5, 900)]
-    found = [one for one in merged(per_rank, ["a", "a", "b"], "round 2") if one["ph"] == "X"]
-    assert [(one["pid"], one["name"], one["ts"], one["id"]) for one in found] == [
-        (0, "hop", 10.0, "0.3"), (0, "round 2", 0.0, "0.3"),
-        (1, "hop", 15.0, "1.3"), (1, "round 2", 5.0, "1.3"),
-        (2, "hop", 10.0, "2.3"), (2, "round 2", 0.0, "2.3"),
-    ]  # fmt: skip

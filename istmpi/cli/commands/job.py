@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
 from istmpi.cli.options import flag, text, whole
 from istmpi.cli.quantities import MOST_RANKS
 from istmpi.cli.run_options import resolve
@@ -32,7 +31,7 @@ _SHAPES = {
 }
 _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
-_RUN = click.argument("run", shell_complete=complete_runs)
+_RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 
