@@ -19,7 +19,7 @@ from istmpi.foreign import Fields, is_figure, printable
 FORMAT = "istmpi cluster"
 VERSION = 1
 LEAST = 1e-9
-"""The least amount of memory, money or power."""
+"""The least amount of memory or money."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class Cluster:
     """The memory of a rank, in bytes."""
     price: float | None = None
     """The price of a node for an hour; a node is a rank."""
-    watts: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
@@ -91,14 +90,16 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    _require_known(file, {"format", "version", *(entry.name for entry in fields(Cluster))})
+    _require_known(
+        file, {"format", "version", "watts", *(entry.name for entry in fields(Cluster))}
+    )  # watts: once known
     named = {"alltoallv", "allreduce"}
     links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
     extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
-    for name in ("memory", "price", "watts"):
+    for name in ("memory", "price"):
         if name in file and file.value(name) is not None:
             extras[name] = file.figure(name, LEAST)
     measured = file.value("measured") if "measured" in file else {}

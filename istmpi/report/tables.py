@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -126,30 +125,23 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Mfloat received a step, all ranks": lambda row: f"{row['received_floats_per_step'] / 1e6:.5g}",
     "GFLOP a step, all ranks": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
     "Sent a step and rank": lambda row: size(row["sent_bytes_per_step_and_rank"]),
-    "Sent an example": lambda row: size(row["sent_bytes_per_example"]),
-    "FLOPs an example": lambda row: number(row["flops_per_example"]),
     "Memory a rank": lambda row: size(row["memory_bytes"]),
-    "Trained in a round": lambda row: f"{row['trained_share_per_round']:.1%}",
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _speed,
     "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
-    "Energy of an epoch": lambda row: f"{row['kwh_per_epoch']:.3g} kWh",
 }
 """The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
 """The largest width of a figure with its unit."""
 
-NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
-
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
-    """Print all tables of a survey, side by side on a console that is wide enough."""
+    """Print all tables of a survey."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
-    tables = []
     for title, cell in TABLES.items():
-        if title in NEEDS and NEEDS[title] not in rows[0]:
+        if title.startswith("Price") and "price_per_epoch" not in rows[0]:
             continue
         for shown in _side_by_side(methods, console.width):
             table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -159,8 +151,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
             for ranks in sorted({row["ranks"] for row in rows}):
                 its = (cells.get((method, ranks)) for method in shown)
                 table.add_row(str(ranks), *(cell(row) if row else "" for row in its))
-            tables.append(table)
-    console.print(Columns(tables, padding=(1, 4)))
+            console.print(table, "")
 
 
 def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:

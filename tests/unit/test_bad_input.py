@@ -288,7 +288,6 @@ def cluster(path, **change):
         ({"flops": ["1e9"]}, "flops"),
         ({"flops": None}, "flops"),
         ({"memory": "16GB"}, "memory"),
-        ({"watts": -1}, "watts"),
         ({"price": float("nan")}, "price"),
         ({"step_seconds": [1]}, "step_seconds"),
         ({"deal_seconds": 10**400}, "deal_seconds"),

@@ -166,7 +166,6 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 "--flops",
                 "--memory",
                 "--price",
-                "--watts",
                 "--most-ranks",
                 "--hidden",
                 "--batch",

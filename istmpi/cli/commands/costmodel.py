@@ -24,12 +24,12 @@ from istmpi.foreign import MOST, is_file
 from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
-from istmpi.report.units import number, size
+from istmpi.report.units import number
 
 EXAMPLES = 1_000_000
 """Examples of an epoch, where there are no data to count."""
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
-CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
+CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price")
 
 
 @click.command("costmodel")
@@ -47,12 +47,11 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
 @text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
 @text("--memory", "SIZE", "Memory of a rank: 16GB.")
 @real("--price", "MONEY", "Price of a node for an hour.", LEAST, MOST)
-@real("--watts", "W", "Power of a node.", LEAST, MOST)
 @click.option(
     "--advise",
     "advice",
     is_flag=True,
-    help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
+    help="Method, ranks and local steps to take, and the links that methods need: four lines.",
 )
 @whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
 @as_json
@@ -185,7 +184,7 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """Lines on reading the tables, where the run's method overtakes, where a deal ends, and what fits into memory."""
+    """Lines on reading the tables, and on where a deal ends."""
     yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
         "Sent: what MPI is handed."
@@ -193,20 +192,9 @@ def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str
     yield "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."
     if scenario.shared_batch:
         yield "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
-    method, memory = scenario.run.method, scenario.cluster.memory
-    if ranks > 1 and len(scenario.cluster.flops) == 1 and counted(method.name).shares(scenario.run) is None:
-        for rival in methods:
-            if rival != method.name:
-                yield _overtakes(scenario, method.name, rival, ranks)
-    if isinstance(method.shares, str):
+    if isinstance(scenario.run.method.shares, str):
         yield tables.CHANGING
     yield from _ends(scenario, methods, ranks)
-    for name in methods if memory and scenario.architecture.groups else ():
-        if ranks <= (scenario.most_ranks(name) or ranks):
-            lengths, shown = costs.widest(scenario, name, ranks, memory), "no network"
-            if lengths is not None:
-                shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
-            yield f"Largest that fits {size(memory)} a rank at P = {ranks} with {name}: {shown}."
     if scenario.architecture.inexact:
         yield tables.inexact(scenario.architecture)
 
@@ -217,12 +205,3 @@ def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:
             yield f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
-
-
-def _overtakes(scenario: Scenario, method: str, rival: str, ranks: int) -> str:
-    first = costs.first_ranks(scenario, method, rival, quantities.MOST_RANKS)
-    at = f"at no P with J = {scenario.run.method.local_steps}" if first is None else f"from P = {first}"
-    ranks = min(ranks, *(scenario.most_ranks(name) or ranks for name in (method, rival)))
-    steps = costs.first_local_steps(scenario, method, rival, ranks)
-    with_j = "at no J" if steps is None else f"from J = {steps}"
-    return f"{method} overtakes {rival} in examples a second {at}; at P = {ranks} {with_j}."
