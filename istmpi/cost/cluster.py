@@ -90,9 +90,8 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    _require_known(
-        file, {"format", "version", "watts", *(entry.name for entry in fields(Cluster))}
-    )  # watts: once known
+    earlier = {"watts"}  # of earlier versions
+    _require_known(file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
     links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
     flops = file.value("flops")
