@@ -1,6 +1,6 @@
 """Advice on what to run on a cluster: a method, ranks and local steps, by rules that anyone can check."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -137,7 +137,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 def _links(scenario: Scenario, ranks: int, local_steps: int) -> str:
     """The link rate at which a method's ranks hardly wait, with so many local steps or its own least."""
-    methods: Sequence = [
+    methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()
         if scenario.can(name) and not spec.in_passes and _dealt(scenario, name, ranks)

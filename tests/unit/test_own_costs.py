@@ -121,7 +121,6 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     code, out, err = istmpi_command(*words)
     assert (code, err) == (0, "")
     assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in out
-    assert "with ist: channels1" in out
     code, out, err = istmpi_command("costmodel", "--model", f"{EXAMPLE}:ConvNet", "--hidden", "64", "--advise")
     assert (code, err) == (0, "") and "An example trains" in out
 
