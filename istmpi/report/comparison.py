@@ -23,6 +23,9 @@ NOT_REACHED = math.inf
 MORE_ERROR = (0.5, 0.25, 0.0)
 """The default targets allow so much more error than the best score that all runs reach."""
 
+FIGURES = ("seconds", "bytes", "examples")
+"""The costs of the way to a target, by their names in a `Point`."""
+
 OFF_THE_CLOCK = ("evaluate", "save")
 """Phases that are not part of the training time."""
 
@@ -78,29 +81,19 @@ class Comparison:
     targets: tuple[float, ...]
     """The scores to reach, the easiest first."""
     score_name: str
-    watts: float | None = None
-    """The power of a node, which is a rank."""
 
     @property
     def higher_is_better(self) -> bool:
         return higher_is_better(self.score_name)
 
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """The names of the costs of the way to a target."""
-        return ("seconds", "bytes", "examples", "joules")[: 3 + (self.watts is not None)]
-
-    def _figure(self, figure: str, curve: Curve, point: Point) -> float:
-        return self.watts * curve.ranks * point.seconds if figure == "joules" else getattr(point, figure)
-
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
         """A figure at the evaluation that reached the target."""
-        points = ((curve, reached(curve.points, target, self.higher_is_better)) for curve in group.curves)
-        return Spread(tuple(self._figure(figure, curve, point) if point else NOT_REACHED for curve, point in points))
+        points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
+        return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
         """A figure at the last evaluation."""
-        return Spread(tuple(self._figure(figure, curve, curve.points[-1]) for curve in group.curves if curve.points))
+        return Spread(tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
         """The score at the end, without smoothing: on the test split of a run that was scored there."""
@@ -135,7 +128,7 @@ class Comparison:
                 row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.ranks for curve in group.curves})}
                 row |= {"target": target, "repeats": len(group.curves)}
                 row["reached"] = self.to_target(group, "seconds", target).reached
-                for figure in self.figures:
+                for figure in FIGURES:
                     row |= _columns(figure, self.to_target(group, figure, target))
                     row[f"{figure}_ratio"] = self.ratio(group, figure, target)
                 rows.append(row | _columns("final", self.final(group)))
@@ -152,7 +145,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
     return frozenset(place for place, value in enumerate(medians) if value == top)
 
 
-def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float | None = None) -> Comparison:
+def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
     """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
 
     DataError when they cannot be compared, ConfigError for a target that the score cannot have.
@@ -174,7 +167,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         for (name, members), label in zip(groups.items(), short)
     )
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
-    return Comparison(tuple(made), tuple(chosen), score_name, watts)
+    return Comparison(tuple(made), tuple(chosen), score_name)
 
 
 def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:

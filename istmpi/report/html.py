@@ -53,7 +53,7 @@ li {{ margin: .2em 0 }} a {{ color: var(--best) }} summary {{ cursor: pointer; f
                             table {{ font-size: .87em }} .value + .value {{ display: block }} }}
 """
 
-UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]?J|W|[kMGTP]|examples|ranks|rounds|of"
+UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]|examples|ranks|rounds|of"
 NAME = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
 NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
 

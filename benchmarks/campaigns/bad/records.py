@@ -64,9 +64,7 @@ def records(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [
                 "report",
                 name,
-                *one_of(
-                    draw, ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"], ["--watts", "9"])
-                ),
+                *one_of(draw, ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"])),
             ],
             ["report", "."],
             ["job", "table", "."],
@@ -96,7 +94,6 @@ def curve(draw: random.Random, folder: Path, assets: Assets) -> Case:
             ["--csv"],
             ["--plot", "out.png"],
             ["--html", "out.html"],
-            ["--watts", "9"],
             ["--targets", "0.2,0.3"],
         ),
     )

@@ -172,8 +172,7 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 "--plot",
             )
         ],
-        "report": [[str(assets.digits), option, value] for option in ("--targets", "--watts", "--html", "--plot")]
-        + [[value]],
+        "report": [[str(assets.digits), option, value] for option in ("--targets", "--html", "--plot")] + [[value]],
         "job": [
             ["slurm", "digits", f"--{option}", value]
             for option in ("nodes", "time", "partition", "array", "modules", "restarts", "interface", "stage")

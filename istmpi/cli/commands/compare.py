@@ -30,7 +30,6 @@ def command(
     methods: str,
     repeats: int,
     targets: str | None,
-    watts: float | None,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     shown: Showing,
@@ -75,7 +74,7 @@ def command(
         failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
     with communicator.agreed():
         if communicator.rank == 0:
-            reached = compare(read_curves(turn.folder for turn in comparison.turns), scores, watts)
+            reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
             title = f"{resolved.name}: {', '.join(methods.split(','))} on {communicator.size} ranks"
             if shown.as_json:
                 print_comparisons_as_json({PurePath(resolved.data.source).name: reached})

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_csv, as_json, plot, real, text
+from istmpi.cli.options import as_csv, as_json, plot, text
 from istmpi.cli.output import console, drawing, note, print_csv, print_json, say
 from istmpi.errors import ConfigError
-from istmpi.foreign import MOST
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison, by_data, compare
 from istmpi.report.curves import Curve, read_curves
@@ -23,14 +22,9 @@ WIDTH_OF_A_LOG = 200
 
 
 def comparing(command: Callable) -> Callable:
-    """Decorate a click command with --targets and --watts."""
-    watts = real("--watts", "W", "Power of a node, for energy.", 0, MOST, above=True)
-    targets = text(
-        "--targets",
-        "SCORE,...",
-        "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
-    )
-    return targets(watts(command))
+    """Decorate a click command with --targets."""
+    help = "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]"
+    return text("--targets", "SCORE,...", help)(command)
 
 
 @click.command("report")
@@ -43,7 +37,6 @@ def comparing(command: Callable) -> Callable:
 def command(
     paths: tuple[str, ...],
     targets: str | None,
-    watts: float | None,
     as_json: bool,
     as_csv: bool,
     html: str | None,
@@ -53,7 +46,7 @@ def command(
 
     \b
     istmpi report runs/compare-digits --html digits.html
-    istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75 --watts 150
+    istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75
 
     DIR is the folder of a run or of a comparison, or any folder of runs. Repeats of a method make one column; runs that
     differ in settings do not. Each data set, by the name of its file, makes a comparison of its own. Runs that
@@ -63,7 +56,7 @@ def command(
         raise click.UsageError("--json and --csv exclude each other.")
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
-    comparisons = {data: compare(those, scores, watts) for data, those in by_data(curves).items()}
+    comparisons = {data: compare(those, scores) for data, those in by_data(curves).items()}
     if as_json:
         print_comparisons_as_json(comparisons)
     elif as_csv:
