@@ -72,7 +72,8 @@ class _OfIstmpi(_File):
         return torch.from_numpy(self._checkpoint.tensors[name].rows(first, last))
 
     def factor(self, name: str) -> float:
-        return factor_of(self._checkpoint.architecture, name, self._checkpoint.header.full_scale)
+        network = self._checkpoint.architecture
+        return network.weight_factor(name, network.lengths, self._checkpoint.header.full_scale)
 
 
 class _Safetensors(_File):
@@ -195,7 +196,7 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
         for name, there in sources.items():
             rows = store.owners.rows(file.shapes[there][0], store.rank)
             values = file.rows(there, rows.start, rows.stop)
-            ratio = file.factor(there) / factor_of(network, name, store.full_scale)
+            ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
     if odd := store.not_finite():
         dtype = next(iter(store.parameters.values())).dtype
@@ -228,13 +229,6 @@ def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[
             f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
         )
     return fit, sources
-
-
-def factor_of(network: Architecture, name: str, scale: Mapping[str, float]) -> float:
-    """Return the factor by which the full network multiplies the product of a parameter (`Architecture.factor`)."""
-    module, _, kind = name.rpartition(".")
-    product = network.factor(module, network.lengths, scale) if kind == "weight" else 1.0
-    return product * network.end_factor(module, network.lengths, scale)
 
 
 def plain_name(network: Architecture, name: str) -> str:

@@ -55,19 +55,18 @@ def extract(
         require_same_outputs(whole, units, scale, narrow, parts)
         network = narrow.network
         store = ParameterStore(network.parameters, network.lengths, 1, 0)
+        store.scale = narrow.scale
         for name, part in parts.items():
-            store.tensors[name].copy_(part * narrow.factors[name])
+            store.tensors[name].copy_(part * narrow.folded[name])
         moments = _calibrated(checkpoint, network, store, calibrate_on)
         words = f"rank {rank} of {ranks} in round {round}"
         tree = header.run.tree()
         tree["model"] |= narrow.settings
         tree["name"] = f"{header.run.name.encode()[:120].decode(errors='ignore')}-{words.replace(' ', '-')}"
         tree["method"].pop("shares", None)  # of each rank of another job
-        its_run, nothing = (
-            Run.from_tree({**tree, "output": {}}, tree["name"]),
-            dict.fromkeys(("scale", "fitted", "shares"), {}),
-        )
-        header = replace(header, run=its_run, ranks=1, local_step=0, network=network.table.tree(), **nothing)
+        its_run, network_tree = Run.from_tree({**tree, "output": {}}, tree["name"]), network.table.tree()
+        header = replace(header, run=its_run, ranks=1, local_step=0, network=network_tree, scale=narrow.scale)
+        header = replace(header, fitted={}, shares={})
         deployed = deployment_pieces(moments, network.batch_norms, checkpoint.inputs, 0)
         commit_alone(target, header, [*model_pieces(store), *deployed])
     counts = (f"{name} {len(held)} of {whole.lengths[name]}" for name, held in units.items())

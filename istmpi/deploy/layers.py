@@ -158,7 +158,7 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, here = name_of[id(parameter)], _name(path, key)
-            factor = network.factor(first_path if key == "weight" else "", *at) * network.end_factor(first_path, *at)
+            factor = network.weight_factor(name if name in network.table.folded else _name(first_path, key), *at)
             first = copies.setdefault(name, {}).setdefault(factor, here)
             if first != here:
                 ties[here] = first

@@ -27,7 +27,8 @@ class IST(Method):
     def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
         partition = run.method.partition
         if METHODS[run.method.name].deals and partition != ():
-            architecture.require_dealable(architecture.default_groups if partition is None else partition)
+            groups = architecture.default_groups if partition is None else partition
+            architecture.require_dealable(groups, run.model.scale != "none")
 
     def round(self, number: int) -> Iterator[int]:
         self.build(number)  # the network of the units that this rank was dealt: drawn from the seed

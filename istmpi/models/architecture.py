@@ -5,15 +5,16 @@ It knows nothing of ranks, deals or MPI, and needs torch only where a module is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.operators import AGGREGATION
-from istmpi.models.table import ResidualBlock, Table
+from istmpi.models.table import ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
 from istmpi.names import class_of
 
@@ -45,6 +46,7 @@ class Architecture:
             for key, entry in table.parameters.items()
         }
         self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
+        self.uses = table.uses or ()
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
         self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
@@ -87,6 +89,11 @@ class Architecture:
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
         return f"with {widths}" if widths else "with no width that can be dealt out"
 
+    @property
+    def summed(self) -> set[str]:
+        """The groups with contributions that the full network scales."""
+        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *(use.groups for use in self.uses)))}
+
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
 
@@ -100,6 +107,15 @@ class Architecture:
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
+
+    def weight_factor(self, name: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        """The factor of a parameter itself that stands for those of all products with it, and of its block's end."""
+        module, _, kind = name.rpartition(".")
+        factor = self.factor(module if kind == "weight" else "", lengths, scale)
+        folded = prod(
+            (self.contribution(group, lengths, scale) for group in self.table.folded.get(name, ())), start=1.0
+        )
+        return factor * folded * self.end_factor(module, lengths, scale)
 
     def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's outputs: 1 unless it is the end of a block."""
@@ -181,27 +197,56 @@ class Architecture:
                 module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
             if (factor := self.end_factor(name, lengths, scale)) != 1:
                 module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
+        self.scale_uses(network, self.uses, lengths, scale)
 
-    def require_dealable(self, groups: tuple[str, ...]) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
+    def scale_uses(
+        self, network: nn.Module, uses: Iterable[Use], lengths: Mapping[str, int], scale: Mapping[str, float]
+    ) -> None:
+        """Let a built network multiply these sums by the factors of their groups' contributions."""
+        factors = {}
+        for use in uses:
+            factor = prod((self.contribution(group, lengths, scale) for group in use.groups), start=1.0)
+            if factor != 1:
+                factors[use] = factor, Pattern.parse(use.inner).shape(lengths)[0]
+        if not factors:
+            return
+        from istmpi.models.uses import Scaled
+
+        plain = network.forward
+
+        def forward(*inputs: Any, **named: Any) -> Any:
+            scaled = Scaled(factors)
+            with scaled.following(network):
+                return plain(*inputs, **named)
+
+        network.forward = forward
+
+    def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained.
+
+        ``scaled``: the full network scales sums over dealt units, so that it must be known which they are.
+        """
+        others = [name for name in self.default_groups if name not in groups]
         if not groups:
-            reasons = "; ".join(f"{name}: {problem}" for name, problem in self.table.undealt.items())
+            problems = self.table.undealt | {
+                group: f"its sums in {place} cannot be scaled (model.scale = 'none' leaves them)"
+                for place, several in self.table.unscaled.items()
+                for group in several
+            }
+            reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             raise ConfigError(
                 f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
                 f"Use another method, as --method local-sgd."
             )
+        cure = "Leave it out of method.partition" if others else "Use another method, as --method local-sgd"
         for name in groups:
             if name in self.table.undealt:
-                raise ConfigError(
-                    f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. Leave it out of "
-                    f"method.partition."
-                )
-        for name, names in self.table.unscaled.items():
+                raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
+        for place, names in self.table.unscaled.items() if scaled else ():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
-                    f"{self.name}: its parameter {name} is multiplied outside of nn.Linear and nn.Conv, where istmpi "
-                    f"cannot tell whether it sums over units of {dealt[0]}. Use such a layer, or leave {dealt[0]} "
-                    f"out of method.partition."
+                    f"{self.name}: sums over units of {dealt[0]} cannot be scaled in {place} or cannot be told from "
+                    f"others there. {cure}, or give --set model.scale=none."
                 )
 
     def require_usable(self, lengths: Mapping[str, int]) -> None:

@@ -19,16 +19,15 @@ from istmpi.models.architecture import built
 from istmpi.models.inference import infer
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import BatchNorm
-from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
+from istmpi.models.table import BatchNormalisation, ParameterEntry, Table, Use
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
+from istmpi.models.uses import SumRecorder, sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
-UNIT_BY_UNIT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.PReLU, BatchNorm)
-"""Layers with weights that sum over no axis of them."""
 EXAMPLES = 2
 
 Contents = Mapping[str, tuple[int, float | None]]
@@ -55,9 +54,11 @@ def inspect(network: UserNetwork) -> Table:
     layers = _layers(module)
     parameters = {}
     for name, parameter in module.named_parameters():
-        bound, centre = _initial(network, name, parameter, layers[name], first[name], second[name])
+        bound, centre = _initial(network, name, parameter, layers[name], watched.recorder, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     sums, leaves = _sums(module, inferred.parameters), proved_leaves(network, inferred.widths)
+    sums = {name: groups for name, groups in sums.items() if name in watched.called}
+    uses, unscaled = sums_of(network, inferred.widths, watched.recorder.seen, sums)
     return Table(
         source=network.source.hash,
         settings=network.settings,
@@ -66,7 +67,9 @@ def inspect(network: UserNetwork) -> Table:
         parameters=parameters,
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
-        unscaled=_unscaled(inferred.parameters, inferred.blocks, layers, watched),
+        uses=uses,
+        folded=_folded(uses, watched.recorder),
+        unscaled=unscaled,
         stochastic=stochastic,
         operators=traced.operators,
         normalised=tuple(map(str, traced.normalised)),
@@ -98,6 +101,7 @@ class _Watched:
     """The products that were called."""
     bare: frozenset[str]
     """The called products whose output went elsewhere than straight into a batch normalisation."""
+    recorder: SumRecorder
     exits: int
     """The number of outputs that the network returned."""
     head: str
@@ -143,8 +147,9 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    with hooked(hooks):
-        returned = network.forward(module.eval(), *network.examples(EXAMPLES, torch.get_default_dtype()))
+    recorder, examples = SumRecorder(), network.examples(EXAMPLES, torch.get_default_dtype())
+    with hooked(hooks), recorder.following(module):
+        returned = network.forward(module.eval(), *examples)
     for name, count in calls.items():
         if count != 1:
             raise ConfigError(
@@ -154,7 +159,7 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     exits = returned.shape[1] // network.numbers
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, exits, head)
+    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
 def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
@@ -210,20 +215,16 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
     return sums
 
 
-def _unscaled(
-    patterns: Mapping[str, Pattern], blocks: Collection[str], layers: Mapping[str, list[_Layer]], watched: _Watched
-) -> dict[str, tuple[str, ...]]:
-    """The parameters of several axes, with their groups, that are multiplied where no product is seen.
-
-    The groups of whole ``blocks`` do not count: the outputs of blocks are scaled at their ends.
-    """
-
-    def seen(layer: _Layer) -> bool:
-        product = isinstance(layer.module, PRODUCTS) and layer.path in watched.called
-        return isinstance(layer.module, UNIT_BY_UNIT) or (product and layer.key in ("weight", "bias"))
-
-    several = {name: pattern.names - {*blocks} for name, pattern in patterns.items() if len(pattern.axes) > 1}
-    return {name: tuple(sorted(names)) for name, names in several.items() if names and not all(map(seen, layers[name]))}
+def _folded(uses: Collection[Use], recorder: SumRecorder) -> dict[str, tuple[str, ...]]:
+    """The parameters that are used in these sums alone, all of them over units of the same groups."""
+    folded = {}
+    for name in {use.parameter for use in uses if "," not in use.parameter} - recorder.kept_apart - {""}:
+        seen = {sum.place for sum in recorder.seen if name in sum.parameter.split(",")}
+        of_name = [use for use in uses if use.place in seen]
+        alike = {(use.parameter, use.power, use.groups) for use in of_name} == {(name, 1.0, of_name[0].groups)}
+        if alike and seen == {use.place for use in of_name}:
+            folded[name] = of_name[0].groups
+    return folded
 
 
 def _initial(
@@ -231,10 +232,15 @@ def _initial(
     name: str,
     parameter: nn.Parameter,
     layers: list[_Layer],
+    recorder: SumRecorder,
     first: tuple[int, float | None],
     second: tuple[int, float | None],
 ) -> tuple[float, float]:
-    """Bound and centre of a parameter's initial values, from its contents after two constructions."""
+    """Bound and centre of a parameter's initial values, from its contents after two constructions.
+
+    The bound follows from the length that products with the parameter sum over. One that goes into no product has the
+    mean and the deviation that its constructor gives it.
+    """
     if not torch.isfinite(parameter).all():
         raise ConfigError(
             f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
@@ -247,8 +253,11 @@ def _initial(
                 f"cannot deal out. Start it with random numbers or a constant, or register it as a buffer."
             )
         return 0.0, first[1]
-    inputs = parameter[0].numel()
-    if parameter.ndim == 1:
-        weights = (it.module.weight for it in layers if isinstance(it.module, PRODUCTS) and it.key == "bias")
-        inputs = next((weight[0].numel() for weight in weights), len(parameter))
-    return max(inputs, 1) ** -0.5, 0.0
+    if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
+        weight = layers[0].module.weight if layers[0].key == "bias" else parameter
+        return max(weight[0].numel(), 1) ** -0.5, 0.0
+    inner = recorder.fan_in(name) or recorder.fan_in(name.replace("bias", "weight"))
+    if inner:
+        return inner**-0.5, 0.0
+    values = parameter.detach().double()
+    return float(3**0.5 * values.std(correction=0)), float(values.mean())

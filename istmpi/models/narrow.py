@@ -16,7 +16,6 @@ from istmpi.models.tables import Facts, table_of
 from istmpi.models.trials import alike
 
 EXAMPLES = 3
-"""Examples on which a subnet and the network that is made of it are compared."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,10 @@ class Narrow:
     network: Architecture
     settings: Mapping[str, Any]
     """The settings of the model that differ from the full network's."""
-    factors: Mapping[str, float]
-    """The factor of each parameter with which it computes the same as the subnet in training."""
+    scale: Mapping[str, float]
+    """The factor of each unit group's contributions with which it computes the same as the subnet in training."""
+    folded: Mapping[str, float]
+    """The factors of parameters themselves, where ``scale`` cannot express them."""
 
 
 def narrow_module(full: Architecture, held: Mapping[str, Positions], scale: Mapping[str, float]) -> Narrow:
@@ -43,14 +44,11 @@ def narrow_module(full: Architecture, held: Mapping[str, Positions], scale: Mapp
     table = table_of(full.name, Facts(narrower.inputs, narrower.outputs), settings)
     table = table or replace(inspect(narrower), source=full.table.source)
     network = Architecture(full.name, table, next(iter(full.parameters.values())).dtype, narrower)
-
-    def factor(name: str) -> float:
-        module, _, kind = name.rpartition(".")
-        product = full.factor(module, lengths, scale) if kind == "weight" else 1.0
-        return product * full.end_factor(module, lengths, scale)
-
     changed = {name: value for name, value in settings.items() if value != code.settings[name]}
-    return Narrow(network, changed, {name: factor(name) for name in full.parameters})
+    factors = {group: full.contribution(group, lengths, scale) for group in network.summed}
+    ratios = {name: network.weight_factor(name, network.lengths, factors) for name in full.parameters}
+    folded = {name: full.weight_factor(name, lengths, scale) / ratio for name, ratio in ratios.items()}
+    return Narrow(network, changed, factors, folded)
 
 
 def require_same_outputs(
@@ -66,8 +64,11 @@ def require_same_outputs(
     if shapes != {name: tuple(part.shape) for name, part in parts.items()}:
         raise _refusal(full, narrow, "has other parameters")
     lengths = narrowed(full.lengths, full.parameters, held)
-    alone = {name: part * narrow.factors[name] for name, part in parts.items()}
-    for described, its, factors, values in ((full, lengths, scale, parts), (network, network.lengths, None, alone)):
+    alone = {name: part * narrow.folded[name] for name, part in parts.items()}
+    for described, its, factors, values in (
+        (full, lengths, scale, parts),
+        (network, network.lengths, narrow.scale, alone),
+    ):
         built = described.build(its, factors).double().eval()
         for name, parameter in built.named_parameters():
             parameter.data = values[name].double()

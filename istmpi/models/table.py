@@ -44,6 +44,30 @@ class ResidualBlock:
         return name == self.path or name.startswith(f"{self.path}.")
 
 
+@dataclass(frozen=True)
+class Use:
+    """A sum over units of some groups that is no call of a layer with a weight of its own."""
+
+    module: str
+    operation: str
+    """PyTorch's name of the operation."""
+    parameter: str
+    """The parameters that it is a sum of products with, joined by commas; empty if there are none."""
+    axes: tuple[int, ...]
+    """The number of its operand's axes, and those that are summed over, where the operation may sum over others."""
+    power: float
+    """The power of a factor of the sum that its output has: a half for the root of a sum of squares."""
+    inner: str
+    """The axis that is summed over: ``(4 hidden)``."""
+    groups: tuple[str, ...]
+    """The groups whose units are added up; others on that axis are averaged."""
+
+    @property
+    def place(self) -> tuple[str, str, str, tuple[int, ...]]:
+        """The facts by which it is found in a forward pass."""
+        return self.module, self.operation, self.parameter, self.axes
+
+
 Blocks = Mapping[str, Sequence[ResidualBlock]]
 """The units of each group whose units are blocks that are dealt out whole."""
 
@@ -68,8 +92,12 @@ class Table:
     """The batch normalisations by the names of their modules, or of modules that have no other one inside."""
     sums: Mapping[str, tuple[str, ...]]
     """The modules whose product sums over units of these groups, with no batch normalisation directly behind it."""
+    uses: tuple[Use, ...] | None = ()
+    """The other sums over units; None in a file of an earlier version, which does not tell."""
+    folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The parameters whose own values may be multiplied in place of all their ``uses``, which are of these groups."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that may be multiplied where nobody sees it, with the groups on their axes."""
+    """The places in a forward pass where sums over units of these groups cannot be scaled."""
     stochastic: bool
     """Training draws random numbers."""
     operators: tuple[Operator, ...]
@@ -96,9 +124,10 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups that are dealt out by default; `dealt_by_default`."""
+        """The groups that are dealt out by default: `dealt_by_default` of those whose sums can be scaled."""
         patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
-        return dealt_by_default(patterns, self.groups, self.residual, self.preferred, self.blocks)
+        scaled = [group for group in self.groups if not any(group in names for names in self.unscaled.values())]
+        return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)
 
     def tree(self) -> dict[str, Any]:
         """The table as JSON has it."""
@@ -124,6 +153,10 @@ class Table:
             parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
             norms={name: BatchNormalisation(**entry) for name, entry in tree["norms"].items()},
             sums=names("sums"),
+            uses=None
+            if (uses := tree.get("uses")) is None
+            else tuple(Use(**{**use, "axes": tuple(use["axes"]), "groups": tuple(use["groups"])}) for use in uses),
+            folded=names("folded"),
             unscaled=names("unscaled"),
             stochastic=bool(tree["stochastic"]),
             operators=tuple(
@@ -148,10 +181,10 @@ class Table:
 
         Source, initial values, products and the reasons for widths that are not dealt out may differ.
         """
-        compared = ("settings", "groups", "dealt", "parameters", "norms", "sums", "unscaled", "stochastic", "blocks")
+        compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
-        for fact in (*compared, "exits"):
-            if here[fact] == there[fact]:
+        for fact in compared:
+            if here[fact] == there[fact] or (fact == "uses" and None in (self.uses, other.uses)):
                 continue
             if not isinstance(here[fact], dict):
                 return f"{fact}: {_shown(here[fact])} or {_shown(there[fact])}"
@@ -204,7 +237,7 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
 
 def plain(value: Any) -> Any:
     """An entry as a dict, and any other object by a name that is the same in every process."""
-    if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock):
+    if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use):
         return asdict(value)
     if isinstance(value, Operator):
         return {**asdict(value), "shape": str(value.shape)}

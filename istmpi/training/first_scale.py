@@ -13,8 +13,7 @@ def first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]
     The share stays with the weights from then on, whatever the later methods and numbers of ranks.
     """
     spec = spec_of(run.method.name)
-    summed = {*network.blocks, *(group for groups in network.sums.values() for group in groups)}
-    dealt = [group for group in spec.groups(run, network) if group in summed]
+    dealt = [group for group in spec.groups(run, network) if group in network.summed]
     least = spec.least(run, network)
     # Each rank has that share of a group's units: more than a P-th where several hold the same.
     return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}

@@ -126,7 +126,6 @@ def write(comm, file, text):
             {"model__name": f"{FILE}:Plain", "train__batch": 1},
             "train.batch = 1 with the batch normalisation hidden1.norm",
         ),
-        ({"model__name": f"{FILE}:Odd", "model__what": "by hand"}, "multiplied outside of nn.Linear"),
         ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
         ({"model__name": "nowhere.py:Net"}, "there is no file nowhere.py"),
         ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),

@@ -183,7 +183,7 @@ def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
     reason = r"permuting its units changes the outputs, first behind other \(Linear\)"
     with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
         both.require_dealable(both.groups)
-    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Leave it out of method.partition"):
+    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Use another method"):
         both.require_dealable(("hidden",))
 
 
@@ -197,9 +197,12 @@ def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
 def test_what_cannot_be_dealt_out_is_refused():
     with pytest.raises(ConfigError, match="no width that can be dealt out .channels: permuting its units"):
         ready("Grouped", (3, 16, 16)).require_dealable(())
+
+
+def test_a_sum_outside_of_a_layer_is_found_and_scaled():
     by_hand = ready("Odd", what="by hand")
-    with pytest.raises(ConfigError, match="parameter weight is multiplied outside of nn.Linear and nn.Conv"):
-        by_hand.require_dealable(("hidden",))
+    by_hand.require_dealable(("hidden",))
+    assert [(use.parameter, use.inner, use.groups) for use in by_hand.uses] == [("weight", "hidden", ("hidden",))]
 
 
 def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():

@@ -99,12 +99,11 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
     torch.testing.assert_close(full(x), by_hand(x))
 
 
-def test_blocks_may_multiply_where_istmpi_does_not_know_how():
-    """What a block adds is scaled where it ends; only widths inside need layers that are known."""
+def test_blocks_and_their_widths_are_scaled_where_they_multiply_by_hand():
     network = ready(f"{FILE}:OwnProducts", FLAT)
     network.require_dealable(("blocks",))
-    with pytest.raises(ConfigError, match=r"up.weight is multiplied outside .* units of width"):
-        network.require_dealable(("width",))
+    network.require_dealable(("width",))
+    assert {use.groups for use in network.uses} == {("width",)}
 
 
 @pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 3, 1)])
