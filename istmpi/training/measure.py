@@ -60,7 +60,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     ranks = communicator.size
     measured: dict[str, Any] = {}
     links = {}
-    for name, measure in (("point_to_point", _pairs), ("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+    for name, measure in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         points = measure(communicator) if ranks > 1 else []
         links[name], measured[name] = _link(points)
     handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
@@ -143,20 +143,6 @@ def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
     return Link(latency, each), {"points": rows, "median_relative_error": error}
 
 
-def _pairs(communicator: Communicator) -> list[Point]:
-    peer = communicator.rank ^ 1
-    points = []
-    for size in MESSAGE_BYTES:
-        sent, received = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
-
-        def work(sent=sent, received=received):
-            if peer < communicator.size:
-                communicator.exchange(peer, sent, received)
-
-        points.append((1, size, timed(communicator, work)))
-    return points
-
-
 def _alltoallv(communicator: Communicator) -> list[Point]:
     ranks = communicator.size
     points = []
@@ -187,7 +173,7 @@ def _allreduce(communicator: Communicator) -> list[Point]:
 
 def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
     """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
-    constants, handled, averaged, beyond, rows = [], [], [], [], []
+    handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
@@ -195,13 +181,11 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
             loads = PULL.load(held), PUSH.load(held)
             seconds = _pull_and_push(communicator, network, groups)
             sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
-            constants.append(1.0)
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
             beyond.append(max(seconds - sent, _NOISE * seconds))
-            rows.append({"handled_bytes": handled[-1], "averaged_bytes": averaged[-1], "seconds": seconds})
-    (_, each, mean), error = fit([constants, handled, averaged], beyond)
-    return each, mean, {"points": rows, "median_relative_error": error}
+    (_, each, mean), error = fit([[1.0] * len(handled), handled, averaged], beyond)
+    return each, mean, {"median_relative_error": error}
 
 
 def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
@@ -227,7 +211,7 @@ def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
     """Measure FLOP/s and seconds per product with the three products of a layer at a run's shapes."""
-    flops, counts, seconds, rows = [], [], [], []
+    rows = []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
         shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
         x, gradient, weight = (torch.ones(shape, device=device) for shape in shapes)
@@ -236,12 +220,10 @@ def _products(
             x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
             _finish(device)
 
-        took = timed(communicator, work)
-        flops.append(6.0 * batch * inputs * outputs)
-        counts.append(3.0)
-        seconds.append(took)
-        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": took})
-    (each, product), error = fit([flops, counts], seconds)
+        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": timed(communicator, work)})
+    flops = [6.0 * row["batch"] * row["inputs"] * row["outputs"] for row in rows]
+    seconds = [row["seconds"] for row in rows]
+    (each, product), error = fit([flops, [3.0] * len(rows)], seconds)
     if each * max(flops) < 0.01 * max(seconds):  # noise: products so small that their calls seem to take all the time
         (each,), error = fit([flops], seconds)
         product = 0.0
@@ -296,7 +278,7 @@ def _touch(
 
     They include memory that is fresh in every step, and weights that the last product drove out of the caches.
     """
-    sizes, beyond, rows = [], [], []
+    sizes, beyond = [], []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
         optimizer = optimizer_spec(run.optimizer).make(network.parameters())
@@ -313,9 +295,8 @@ def _touch(
         products = float(part.flops.products) / speed + part.flops.product_count * product
         sizes.append(float(part.touched))
         beyond.append(max(seconds - products, _NOISE * seconds))
-        rows.append({"touched_bytes": sizes[-1], "products_seconds": products, "seconds": seconds})
     (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
-    return each, {"points": rows, "median_relative_error": error}
+    return each, {"median_relative_error": error}
 
 
 def _overheads(

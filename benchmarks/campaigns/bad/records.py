@@ -67,7 +67,6 @@ def records(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 *one_of(draw, ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"])),
             ],
             ["report", "."],
-            ["job", "table", "."],
             ["train", "digits", *TINY[:-1], name, "--resume", "auto"],
         )
     )

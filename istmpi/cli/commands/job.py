@@ -17,7 +17,6 @@ from istmpi.cli.quantities import MOST_RANKS
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError
-from istmpi.files import appearing
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
@@ -27,7 +26,6 @@ _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 """The lines of a template that are filled in."""
 _SHAPES = {
     "time": (r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"),
-    "array": (r"[1-9]\d*(,[1-9]\d*)*", "numbers of nodes with commas between them, as in 1,2,4,8"),
 }
 _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
@@ -48,7 +46,6 @@ def command() -> None:
 @text("--partition", "NAME", "The option of sbatch.")
 @text("--account", "NAME", "The option of sbatch.")
 @text("--qos", "NAME", "The option of sbatch.")
-@text("--array", "N,N,...", "A scaling run: one task for each of these numbers of nodes.")
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
@@ -62,14 +59,13 @@ def command() -> None:
 @whole(
     "--relaunch",
     "N",
-    "Times to resume at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    "Times to resume at once, inside the job, without lost nodes (3; not with --compare).",
     0,
 )
 def slurm(
     run: str,
     options: tuple[str, ...],
     nodes: int | None,
-    array: str | None,
     compare: bool,
     gpus: int | None,
     modules: str | None,
@@ -85,28 +81,18 @@ def slurm(
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
-    istmpi job slurm speech --array 1,2,4,8 | sbatch
     """
-    if compare and array:
-        raise click.UsageError("--compare and --array are two scripts; name one.")
-    if relaunch and (compare or array):
+    if relaunch and compare:
         raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
-    if relaunch is None and not (compare or array):
+    if relaunch is None and not compare:
         relaunch = 3
     for file in stage:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
     settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
-    if array:
-        settings["array"] = array
     if gpus:
         settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
     _check_settings(settings)
-    if array:
-        largest = max(map(int, array.split(",")))
-        if nodes is not None and nodes < largest:
-            raise ConfigError(f"--nodes {nodes}: --array {array} needs {largest}. Leave --nodes out.")
-        nodes = largest
     if nodes is not None:
         settings["nodes"] = str(nodes)
     check((run, *options), (nodes or 1) * (gpus or 1), "compare" if compare else "train")
@@ -117,7 +103,7 @@ def slurm(
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
     lines = [f"module load {shlex.join(modules.split(','))}"] if modules else []
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    script = "compare" if compare else "scaling" if array else "train"
+    script = "compare" if compare else "train"
     _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
 
 
@@ -191,20 +177,6 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
 
     run = check(arguments, ranks)
     click.echo(home(run.output.folder, run.name))
-
-
-@command.command("table")
-@click.argument("folder", type=click.Path(path_type=Path))
-def show_table(folder: Path) -> None:
-    """Print a table of the finished runs in FOLDER, and write it to FOLDER/table.md."""
-    from istmpi.report.scaling import TABLE, table
-
-    text = table(folder)
-    if not text:
-        raise ConfigError(f"{folder}: no folder in it has the summary of a finished run.")
-    with appearing(folder / TABLE) as file:
-        file.write(text.encode())
-    click.echo(text, nl=False)
 
 
 def job_name(run: str) -> str:
