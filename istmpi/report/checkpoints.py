@@ -21,7 +21,13 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
     def row(entry: Entry) -> tuple[object, ...]:
         position = ["", "", "", ""]
         if entry.round is not None:
-            position = [f"{entry.round} of {entry.rounds}", _steps(entry), entry.ranks, entry.method]
+            steps = "" if entry.local_steps is None else entry.local_steps
+            position = [f"{entry.round} of {entry.rounds}", steps, entry.ranks, entry.method]
+                f"{entry.round} of {entry.rounds}",
+                "" if entry.local_steps is None else entry.local_steps,
+                entry.ranks,
+                entry.method,
+            ]
         verdict = entry.problem or ("valid" if verified else "can be opened")
         return entry.file, *position, size(entry.bytes), _age(entry.modified), verdict
 
@@ -73,20 +79,6 @@ def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
     if len(rows) > 1:
         rows.append(("all", "", "", "", size(sum(tensor["bytes"] for tensor in tensors))))
     return table_of((title, "axes", "shape", "dtype", "bytes"), rows)
-
-
-def norms(contents: Mapping[str, Any]) -> Table:
-    """Calibrated moments, and those that examples are normalised with."""
-    inputs = {"input": contents["input"]} if contents["input"] else {}
-    rows = (
-        (name, moments["units"], *(f"{low:.4g} to {high:.4g}" for low, high in (moments["mean"], moments["std"])))
-        for name, moments in {**inputs, **contents["norms"]}.items()
-    )
-    return table_of(("normalisation", "units", "mean", "deviation"), rows)
-
-
-def _steps(entry: Entry) -> str:
-    return "" if entry.local_steps is None else str(entry.local_steps)
 
 
 def _first(values: Sequence[object], count: int) -> str:

@@ -1,7 +1,6 @@
 """Comparisons as one HTML file that needs no other: verdict, tables, pictures inside, and every setting."""
 
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -33,7 +32,6 @@ h1 {{ font-size: 1.5em; line-height: 1.25 }} h2 {{ font-size: 1.3em; margin-top:
 h3 {{ font-size: 1.05em; margin: 1.8em 0 .4em }}
 .verdict {{ font-size: 1.1em; max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
 .made, caption, figcaption, .more {{ color: var(--faint); font-size: .85em }}
-.made code {{ overflow-wrap: anywhere }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
@@ -41,7 +39,7 @@ th:first-child {{ text-align: left; font-weight: 600; position: sticky; left: 0;
 thead th {{ border-bottom: 2px solid var(--faint); vertical-align: bottom }}
 tbody th {{ font-weight: 400 }}
 .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
-.value, .unbroken {{ white-space: nowrap }}
+.value {{ white-space: nowrap }}
 .more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
@@ -53,26 +51,13 @@ li {{ margin: .2em 0 }} a {{ color: var(--best) }} summary {{ cursor: pointer; f
                             table {{ font-size: .87em }} .value + .value {{ display: block }} }}
 """
 
-UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]|examples|ranks|rounds|of"
-NAME = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
-NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
 
-
-@dataclass(frozen=True)
-class Made:
-    """The date, version, host and command of a page."""
-
-    date: str
-    version: str
-    host: str
-    command: str
-
-    @staticmethod
-    def now() -> "Made":
-        """Describe this moment and this process."""
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        moment = datetime.now().astimezone()
-        return Made(f"{moment:%Y-%m-%d %H:%M %z}", __version__, printable(platform.node()), printable(command))
+def made() -> str:
+    """Say when, with what, where and by which command a page is made."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    moment = datetime.now().astimezone()
+    where = f"{moment:%Y-%m-%d %H:%M %z} by istmpi {__version__} on {platform.node()}: {command}"
+    return f"Made on {printable(where)}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,7 @@ class Section:
     """The pictures; None where matplotlib is not installed."""
 
 
-def page(sections: Sequence[Section], title: str, made: Made) -> str:
+def page(sections: Sequence[Section], title: str, made: str) -> str:
     """The text of a whole file, a part for each data set; links to these where there are several."""
     parts, links = "", ""
     for place, section in enumerate(sections, 1):
@@ -103,8 +88,7 @@ def page(sections: Sequence[Section], title: str, made: Made) -> str:
 <title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
-{parts}<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi {escape(made.version)} on \
-{escape(made.host)}: <code>{escape(made.command)}</code></p>
+{parts}<p class="made">{escape(made)}</p>
 </body></html>
 """
 
@@ -142,15 +126,10 @@ def _section(section: Section) -> str:
     if shared := _shared_settings(comparison):
         details[f"The {len(shared)} settings that all runs share"] = _texts(("setting", "value"), shared)
     return (
-        f'<p class="verdict">{unbroken(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
-        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>\n"
+        f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
+        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"
         + "".join(f"<details><summary>{title}</summary>\n{table}</details>\n" for title, table in details.items())
     )
-
-
-def unbroken(text: str) -> str:
-    """Text for HTML in which no number is parted from its unit, and no method's name in its middle."""
-    return NAME.sub(r'<span class="unbroken">\g<0></span>', NUMBER_AND_UNIT.sub("&nbsp;", escape(text)))
 
 
 def _table(sheet: Sheet) -> str:
@@ -171,7 +150,7 @@ _BEST = ' class="best" title="the best of its row"'
 def _cell(text: str) -> str:
     first, *more = text.split("\n")
     parts = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
-    return " ".join(parts) + "".join(f'<span class="more">{unbroken(line)}</span>' for line in more)
+    return " ".join(parts) + "".join(f'<span class="more">{escape(line)}</span>' for line in more)
 
 
 def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

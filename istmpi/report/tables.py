@@ -170,23 +170,26 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 def cluster(console: Console, cluster: Cluster) -> None:
     """Print the measurements of a cluster, with the median relative error of each fit."""
 
-    def row(name: str, seconds: float | None, rate: str, fit: str = "") -> tuple[str, ...]:
-        error = cluster.measured[fit].get("median_relative_error") if fit else None
-        missing = "one rank sends nothing" * bool(fit)
-        latency = "" if seconds is None else f"{seconds * 1e6:.1f} µs"
-        return name, latency, rate, missing if error is None else f"{error:.0%}"
+    def fitted(name: str) -> str:
+        error = cluster.measured.get(name, {}).get("median_relative_error")
+        return "" if error is None else f"{error:.0%}"
+
+    def latency(seconds: float) -> str:
+        return f"{seconds * 1e6:.1f} µs"
 
     touched = cluster.touch_seconds_per_byte
+    links = [
+        (name, latency(link.latency), f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), fitted(name))
+        for name, link in cluster.links.items()
+    ]
+    handled = size(1 / cluster.handle_seconds_per_byte)
     rows = [
-        *(
-            row(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
-            for name, link in cluster.links.items()
-        ),
-        row("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer"),
-        row("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products"),
-        row("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps"),
-        row("local step", cluster.step_seconds, ""),
-        row("deal", cluster.deal_seconds, ""),
+        *links,
+        ("transfers", latency(cluster.transfer_seconds), f"{handled}/s", fitted("transfer")),
+        ("products", latency(cluster.product_seconds), f"{number(cluster.flops[0])}FLOP/s", fitted("products")),
+        ("beside products", "", f"{size(1 / touched)}/s" if touched else "", fitted("steps")),
+        ("local step", latency(cluster.step_seconds), "", ""),
+        ("deal", latency(cluster.deal_seconds), "", ""),
     ]
     console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
     console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))

@@ -16,12 +16,12 @@ from curves import curve
 from istmpi import __version__
 from istmpi.report.comparison import compare
 from istmpi.report.comparison_plots import pictures
-from istmpi.report.html import Made, Section, page, unbroken
+from istmpi.report.html import Section, page
 from istmpi.report.styles import GRID, INK, PAPER, STYLES
 
 FAST = [0.5, 0.7, 0.8, 0.9]
 SLOW = [0.2, 0.4, 0.6, 0.8]
-MADE = Made("2026-01-02 03:04 +0000", "1.2.3", "node1", "istmpi report runs")
+MADE = "Made on 2026-01-02"
 EVIL = "<script>alert('x')</script> & \"$\\frac{1}{0}$\" --> [bold]"
 
 
@@ -148,10 +148,10 @@ def test_everything_on_the_page_is_escaped():
         curve("ist", SLOW, problem=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
     ]
     found = compare(runs, [0.5])
-    made = page([Section(EVIL, found, pictures(found)), Section(EVIL, found, None)], EVIL, Made(EVIL, EVIL, EVIL, EVIL))
+    made = page([Section(EVIL, found, pictures(found)), Section(EVIL, found, None)], EVIL, EVIL)
     seen = Tags(made)
     assert not [tag for tag, _ in seen.tags if tag in ("script", "bold")]
-    assert seen.text.count(EVIL) >= 8
+    assert seen.text.count(EVIL) >= 6
     assert "<script" not in made
 
 
@@ -168,7 +168,7 @@ def test_the_verdict_comes_first_and_the_page_says_when_where_and_how_it_was_mad
     monkeypatch.setattr(sys, "argv", ["/usr/bin/istmpi", "report", "my runs", "--html", "r.html"])
     assert istmpi_command("report", runs, "--html", html)[0] == 0
     text = Tags(html.read_text(encoding="utf-8")).text
-    first = text.index("ist reached an accuracy of 0.8 after 3\u00a0s of training")
+    first = text.index("ist reached an accuracy of 0.8 after 3 s of training")
     assert first < text.index("accuracy reached")
     assert f"by istmpi {__version__} on {platform.node()}: istmpi report 'my runs' --html r.html" in text
     assert re.search(r"Made on \d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} by", text)
@@ -181,9 +181,6 @@ def test_numbers_keep_their_units_and_the_best_is_marked_by_more_than_a_colour()
     assert '<td><span class="value">20 s</span> <span class="value">2.00x</span></td>' in made
     for rule in (r"\.value[^}]*white-space: nowrap", r"td\.best[^}]*font-weight: 700", r'::before[^}]*"\\2605'):
         assert re.search(rule, made), rule
-    assert unbroken("3 s, 4.5 MB and 2 of 3 <b> by local-sgd") == (
-        '3&nbsp;s, 4.5&nbsp;MB and 2&nbsp;of 3 &lt;b&gt; by <span class="unbroken">local-sgd</span>'
-    )
 
 
 def test_every_picture_tells_what_it_shows_and_turns_dark_with_the_page():

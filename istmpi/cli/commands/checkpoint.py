@@ -46,7 +46,7 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 @click.argument("path", metavar="CKPT")
 @as_json
 def show(path: str, as_json: bool) -> None:
-    """Show what CKPT holds: header, parameters, optimizer state and normalisation."""
+    """Show what CKPT holds: header, parameters and optimizer state."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import contents
 
@@ -62,8 +62,6 @@ def show(path: str, as_json: bool) -> None:
         tables.append(report.tensors("optimizer state", inside["optimizer"]))
     if inside["own"]:
         tables.append(report.tensors("each rank's own", inside["own"]))
-    if inside["norms"] or inside["input"]:
-        tables.append(report.norms(inside))
     for table in tables:
         wide_console().print(table, "")
 

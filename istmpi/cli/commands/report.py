@@ -111,7 +111,7 @@ def print_comparisons_as_json(comparisons: Mapping[str, Comparison]) -> None:
 
 def write_page(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
     """Write the HTML page, a part for each data set, without pictures where matplotlib is not installed."""
-    from istmpi.report.html import Made, Section, page, write
+    from istmpi.report.html import Section, made, page, write
 
     try:
         from istmpi.report.comparison_plots import pictures
@@ -120,7 +120,7 @@ def write_page(comparisons: Mapping[str, Comparison], title: str, path: Path) ->
     except ImportError:
         drawn = [None] * len(comparisons)
     sections = [Section(data, each, its) for (data, each), its in zip(comparisons.items(), drawn)]
-    write(page(sections, title, Made.now()), path)
+    write(page(sections, title, made()), path)
     say(f"written: {path}", err=True)
 
 
