@@ -168,7 +168,6 @@ class TrainingDisplay(Watch):
         self._print_facts({"plots": drawn})
 
     def _print_facts(self, facts: Mapping[str, str]) -> None:
-        """Print facts, on a terminal in a column of their own that is broken between words."""
         table = Table.grid(padding=(0, 1))
         table.add_column(min_width=10, no_wrap=True, style="bold")
         table.add_column(overflow="fold")

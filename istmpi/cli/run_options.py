@@ -58,10 +58,8 @@ OPTIONS = {
 """The setting of each option, and the name of its value in help."""
 
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
-"""Options that change no cost of a round."""
 
 DEFAULT = "digits"
-"""The run that is meant where none is named."""
 run_argument = click.argument("run", required=False)
 
 
@@ -76,7 +74,6 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 
 
 def _help(setting: str) -> str:
-    """The sentence about a setting, the names of a choice, and its default where that is a number or a word."""
     hint, default = type_of(setting), _defaults()[setting]
     text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
     if default in (None, "", ()) or "by default" in text:
@@ -161,9 +158,7 @@ class Showing:
     progress: str | None = None
     """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
     quiet: bool = False
-    """Print errors and warnings alone."""
     verbose: bool = False
-    """Print a line for every round, with all figures."""
     as_json: bool = False
     """Print the outcome as JSON on the standard output, and everything else on the standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)

@@ -13,7 +13,6 @@ from istmpi.methods import METHODS
 from istmpi.units import in_seconds
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
-"""Numbers of local steps to try; the paper used 20 to 160."""
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 """Rounds of the methods' own papers. Shorter ones pick and pack all values more often than is counted."""
 TRANSFER_SHARE = 0.2
@@ -123,7 +122,6 @@ def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
 
 
 def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenario]]:
-    """The title, the method and the scenario of each variant; none where ist cannot deal to so many ranks."""
     if not scenario.can("ist") or ranks > (scenario.most_ranks("ist") or 0):
         return
     for words, settings in CHEAPER.items():

@@ -19,7 +19,6 @@ from istmpi.foreign import Fields, is_figure, printable
 FORMAT = "istmpi cluster"
 VERSION = 1
 LEAST = 1e-9
-"""The least amount of memory or money."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class Cluster:
     deal_seconds: float = 0.0
     """The time that a round takes to deal and plan anew."""
     memory: float | None = None
-    """The memory of a rank, in bytes."""
     price: float | None = None
     """The price of a node for an hour; a node is a rank."""
     measured: Mapping[str, Any] = field(default_factory=dict)
@@ -117,7 +115,6 @@ def _require_known(file: Fields, known: set[str]) -> None:
 
 
 _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.name)
-"""Names of the times that a file may have beside its links."""
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:

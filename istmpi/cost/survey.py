@@ -27,7 +27,6 @@ class Scenario:
     architecture: Architecture
     cluster: Cluster
     examples: int
-    """Examples of an epoch."""
     shared_batch: bool = False
     """True if synchronous methods divide train.batch among the ranks."""
 

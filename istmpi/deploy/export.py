@@ -36,9 +36,7 @@ class Export:
     bytes: int
     layers: list[Layer]
     beside: Path | None = None
-    """A second file: the program beside the state."""
     note: str = ""
-    """A warning for the user."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,6 @@ def _require_exact(checkpoint: Checkpoint) -> None:
 
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64"}
 _SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
-"""The format's names of the types of weights and buffers."""
 
 ONNX_LIMIT = 2**31 - 2**20
 """The bytes of tensors in an ONNX file, a message of at most 2 GiB with the graph."""
@@ -171,7 +168,6 @@ def _size(tensors: Mapping[str, Values]) -> int:
 
 
 def _write_safetensors(tensors: Mapping[str, Values], metadata: Mapping[str, str], file: BinaryIO) -> None:
-    """Write the length of a JSON header, the header, and the tensors one after the other."""
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for key, values in tensors.items():
@@ -216,7 +212,6 @@ def _torch(content: Content, name: str) -> Parts:
 
 
 def _onnx(content: Content, name: str) -> Parts:
-    """A model by PyTorch's exporter, from the program; ConfigError where its weights do not fit one file."""
     size, path = _size(content.state.tensors), content.checkpoint.path
     if size > ONNX_LIMIT:
         raise ConfigError(

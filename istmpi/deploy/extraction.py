@@ -100,7 +100,6 @@ def _parts(checkpoint: Checkpoint, whole: Architecture, units: Mapping) -> dict[
 def _calibrated(
     checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None
 ) -> Moments:
-    """The moments of the batch normalisations on a training split."""
     if not network.batch_norms:
         return {}
     source = calibrate_on or checkpoint.header.run.data.source

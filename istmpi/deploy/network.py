@@ -40,14 +40,12 @@ class CalibratedNetwork:
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
         architecture = runnable(checkpoint, model)
         self.note = changed_source(architecture)
-        """A warning for the user; empty where there is none."""
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
         self.module = with_values(architecture, store)
-        """The network itself, for examples as its ``forward`` takes them."""
         # The file may be closed by the time that examples come.
         self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
@@ -62,7 +60,6 @@ class CalibratedNetwork:
             inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape)
             calibrate(self.module, norms, inputs, moments_of)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
-        """Mean and variance of every unit of the batch normalisations."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
@@ -106,7 +103,6 @@ class CalibratedNetwork:
         return self.module(*self._inputs(x))
 
     def _inputs(self, x: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """The inputs of the network for examples as they are in the data."""
         data, normalisation = self._header.data, self._normalisation
         if x.ndim != 2 or x.shape[1] != prod(data.shape):
             raise DataError(

@@ -136,7 +136,6 @@ def node_lines(
 
 
 def _graph(source: str, features: int) -> GraphSplit:
-    """The whole of a prepared graph; DataError for anything else, and for other features."""
     path = Path(source)
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise DataError(f"{path} is no prepared graph. Make one: istmpi prepare graph SRC GRAPH.h5")

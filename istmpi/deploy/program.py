@@ -102,7 +102,6 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
 
 
 def _own_module(network: Architecture, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
-    """The user's class with this state, of which the tensors ``untied`` have values of their own."""
     module = network.plain()
     names = module.state_dict()
     for name, values in state.items():
@@ -186,7 +185,6 @@ def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """A context in which PyTorch prints no graph and no advice for its developers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -22,12 +22,10 @@ class Evaluation:
     score: Score
     score_name: str
     source: str
-    """The data."""
     split: str
     calibrated: bool
     """True if the normalisation was calibrated now, on the training split of these data."""
     note: str = ""
-    """A warning for the user."""
 
 
 def evaluate(

@@ -13,7 +13,6 @@ from istmpi.doctor.finding import Finding, green, red, yellow
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP_IFACE", "UCX_NET_DEVICES")
-"""Variables that name the interface to MPI libraries."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from istmpi.doctor.finding import Finding, green, red
 from istmpi.report.units import size
 
 TEST_BYTES = 2**26
-"""The bytes that all ranks together write."""
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:

@@ -18,7 +18,6 @@ LOGGERS = {
     "mlflow": "MLflow",
     "csv": "CSV",
 }
-"""The class name of each logger, in the module ``istmpi.loggers.NAME``."""
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:

@@ -23,11 +23,6 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
         if entry.round is not None:
             steps = "" if entry.local_steps is None else entry.local_steps
             position = [f"{entry.round} of {entry.rounds}", steps, entry.ranks, entry.method]
-                f"{entry.round} of {entry.rounds}",
-                "" if entry.local_steps is None else entry.local_steps,
-                entry.ranks,
-                entry.method,
-            ]
         verdict = entry.problem or ("valid" if verified else "can be opened")
         return entry.file, *position, size(entry.bytes), _age(entry.modified), verdict
 

@@ -24,10 +24,8 @@ MORE_ERROR = (0.5, 0.25, 0.0)
 """The default targets allow so much more error than the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
-"""The costs of the way to a target, by their names in a `Point`."""
 
 OFF_THE_CLOCK = ("evaluate", "save")
-"""Phases that are not part of the training time."""
 
 
 def in_order(phases: Iterable[str]) -> list[str]:

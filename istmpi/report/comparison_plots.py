@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 4.8, 3.5
 """Inches of one panel, whose letters are large enough on a telephone."""
 BAR = 0.35
-"""Inches of a bar."""
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
 """The words and the units of each cost that the score is drawn against, by its name in a `Point`."""
 SPLIT = "Where the time went"
@@ -91,7 +90,6 @@ def _panels(comparison: Comparison) -> list[Panel]:
 
 
 def _ends(comparison: Comparison, cost: str) -> str:
-    """The end of each method's curves in words, for those who do not see it."""
     ends = []
     for group in comparison.groups:
         if costs := comparison.to_end(group, cost).values:
@@ -102,7 +100,6 @@ def _ends(comparison: Comparison, cost: str) -> str:
 
 
 def _styles_of(comparison: Comparison) -> dict[str, Style]:
-    """Every group's style: its method's colour and marker, and a line of its own where a method has several groups."""
     by_method, looks = styles(group.method for group in comparison.groups), {}
     for method, style in by_method.items():
         lines = [style.line, *(line for line in LINES if line != style.line)]

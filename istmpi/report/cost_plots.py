@@ -31,7 +31,6 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _described(rows: Sequence[Row]) -> str:
-    """The picture in words: every panel at the most ranks of a method."""
     ends = {row["method"]: row for row in sorted(rows, key=lambda row: row["ranks"])}
     return " ".join(
         f"{name} ({unit}): "

@@ -22,7 +22,6 @@ FORMATS = (".png", ".svg", ".pdf")
 LONGEST = 200
 """Characters of a text in a picture: a longer one would leave no room for the picture."""
 WIDEST = 26
-"""Characters on a line of a name in a legend."""
 
 LOOK = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
@@ -33,7 +32,6 @@ LOOK = {
     **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
     **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
 }
-"""Settings of matplotlib that all pictures share."""
 
 DARK = "".join(
     f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'

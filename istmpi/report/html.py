@@ -67,7 +67,6 @@ class Section:
     data: str
     comparison: Comparison
     pictures: "Sequence[Picture] | None"
-    """The pictures; None where matplotlib is not installed."""
 
 
 def page(sections: Sequence[Section], title: str, made: str) -> str:
@@ -100,7 +99,6 @@ def write(text: str, path: Path) -> None:
 
 
 def _shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
-    """The settings in which all runs that have any agree."""
     runs = [curve.settings for group in comparison.groups for curve in group.curves if curve.settings]
     if not runs:
         return []
@@ -133,7 +131,6 @@ def _section(section: Section) -> str:
 
 
 def _table(sheet: Sheet) -> str:
-    """A table; the best figures of a row are marked by a star, bold letters and a tint: not by colour alone."""
     marks = sheet.best or [frozenset()] * len(sheet.rows)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'

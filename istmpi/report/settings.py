@@ -10,7 +10,6 @@ from istmpi.names import NETWORKS
 from istmpi.settings import schema_of
 
 SCHEMA = "http://json-schema.org/draft-07/schema#"
-"""The draft that editors of TOML read."""
 
 _PAGE = """# Settings
 
@@ -79,7 +78,6 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _networks(settings: Iterable[Setting]) -> dict[str, Any]:
-    """The section [model], whose settings depend on the network; those of a user's own class are open."""
     settings_of: dict[str, list[Setting]] = {}
     for setting in settings:
         settings_of.setdefault(setting.owner, []).append(setting)

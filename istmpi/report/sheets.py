@@ -19,7 +19,6 @@ class Sheet:
 
     title: str
     corner: str
-    """The text above the names of the rows."""
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
@@ -31,7 +30,6 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
     "bytes": ("Bytes sent by all ranks", size),
     "examples": ("Examples consumed by all ranks", number),
 }
-"""The title of each figure's table, and the function that writes a figure."""
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:

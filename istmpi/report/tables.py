@@ -133,7 +133,6 @@ TABLES: dict[str, Callable[[Row], str]] = {
 """The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
-"""The largest width of a figure with its unit."""
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:

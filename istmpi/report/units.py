@@ -25,7 +25,6 @@ def duration(seconds: float) -> str:
 
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
-"""Units of an axis, from the smallest."""
 
 
 def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:

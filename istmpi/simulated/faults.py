@@ -46,7 +46,6 @@ class Faults:
     """Draws the time that every call and message takes, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
-    """The factor by which a rank's calls take longer."""
     kills: Sequence[Kill] = ()
 
     @classmethod

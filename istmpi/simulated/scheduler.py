@@ -28,10 +28,8 @@ class Task:
         self.rank = rank
         self.calls = 0
         self.call = ""
-        """The MPI call that it is in, or was in last."""
         self.done = self.dead = self.resting = False
         self.awaited: Any = None
-        """The request that it waits for."""
         self.thread: threading.Thread | None = None
         self.baton = threading.Lock()
         self.baton.acquire()
@@ -50,7 +48,6 @@ class Scheduler:
         self.switches = 0
         self.ending = False
         self.verdict: BaseException | None = None
-        """Why the job ends before its ranks do."""
         self._list: list[tuple[float, int, Callable[[Any], None] | None, Any]] = []
         self._number = 0
         self._over = threading.Lock()
@@ -149,7 +146,6 @@ class Scheduler:
             raise
 
     def _unwind(self) -> None:
-        """Let the threads that are left end, one after the other."""
         self.ending = True
         for task in self.tasks:
             if not task.done:

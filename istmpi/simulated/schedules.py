@@ -58,7 +58,6 @@ class Reached:
     """The result of a run."""
 
     weights: str
-    """A digest of the whole network."""
     loss: float
     score: float
     bytes: int

@@ -209,7 +209,6 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
-    """Choose the comparison's folder, which may yet have to be made."""
     given, number = run.output.folder, 1
     path = Path(given or f"runs/compare-{run.name}")
     try:

@@ -31,7 +31,6 @@ from istmpi.models.architecture import Architecture
 from istmpi.training.loop import Training
 
 SECONDS = 0.3
-"""Seconds of a measurement; repetitions end with it."""
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
 """Seconds that shorter work is repeated to fill."""
@@ -40,7 +39,6 @@ MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Bytes that a rank sends to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
-"""Products that are timed."""
 MOST_ELEMENTS = 2**24
 """Elements of a factor of a product: a convolution, seen as a product, has a row for each position of each example."""
 _NOISE = 0.1
@@ -130,11 +128,9 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
 
 
 Point = tuple[float, float, float]
-"""Messages, bytes and seconds."""
 
 
 def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
-    """Fit α and β to measurements, and return them with these; both are zero for a single rank."""
     if not points:
         return Link(0.0, 0.0), {}
     messages, sizes, seconds = zip(*points)

@@ -92,7 +92,6 @@ def _print_json(value: object) -> None:
 
 
 def _portable(value: object) -> object:
-    """The value, with texts for numbers that JSON has not."""
     if isinstance(value, dict):
         return {key: _portable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -27,7 +27,6 @@ from istmpi.report import tables
 from istmpi.report.units import number
 
 EXAMPLES = 1_000_000
-"""Examples of an epoch, where there are no data to count."""
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
 CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price")
 
@@ -137,7 +136,6 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
-    """The methods to compare: the named ones, or of the default ones those that can deal this network."""
     method_of_run = scenario.run.method.name
     named = [method_of_run] if compare in (None, "all") else compare.split(",")
     for method in named:
@@ -200,7 +198,6 @@ def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str
 
 
 def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """The methods whose deals end before so many ranks, and why."""
     for method in methods:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:

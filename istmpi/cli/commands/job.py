@@ -23,7 +23,6 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 """jobs/ of the project: a link to it in a clone, a copy in an installation."""
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-"""The lines of a template that are filled in."""
 _SHAPES = {
     "time": (r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"),
 }
@@ -220,7 +219,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 def _print_script(
     template: str, verb: str, lines: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> None:
-    """Print a template with these lines between its marks, and with the settings of sbatch."""
     text = (TEMPLATES / template).read_text(encoding="utf-8")
     for name, value in (settings or {}).items():
         text = _with_setting(text, name, value)
@@ -233,7 +231,6 @@ def _print_script(
 
 
 def _with_setting(text: str, name: str, value: str) -> str:
-    """The script with one #SBATCH line replaced, or put behind the last."""
     line, old = f"#SBATCH --{name}={value}", re.compile(rf"^#SBATCH --{name}=.*$", re.MULTILINE)
     if old.search(text):
         return old.sub(lambda _: line, text)

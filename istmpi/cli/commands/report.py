@@ -16,9 +16,7 @@ from istmpi.report.curves import Curve, read_curves
 from istmpi.report.sheets import notes
 
 MOST_NAMES = 4
-"""Names in a title; where there are more, their number stands there."""
 WIDTH_OF_A_LOG = 200
-"""Columns where nobody's terminal sets a limit."""
 
 
 def comparing(command: Callable) -> Callable:
@@ -75,7 +73,6 @@ def command(
 
 
 def _title(comparisons: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
-    """The title of a comparison: names where there are few of them, their number where there are many."""
     methods = list(dict.fromkeys(curve.method for curve in curves))
     used = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
     if len(comparisons) > 1:
