@@ -37,7 +37,7 @@ class LiveView:
     """A bar over the rounds of a run, and below it as many figures as the terminal's width has room for."""
 
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
-        self._console, self._several = console, len(hosts) > 1
+        self._console, self._several, self._score, self._line = console, len(hosts) > 1, "", ""
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.MofNCompleteColumn(),
@@ -49,33 +49,26 @@ class LiveView:
             speed_estimate_period=LONGEST_ROUNDS,
         )
         self._task = self._bar.add_task(title, total=rounds)
-        self._figures: list[str] = []
-        self._score = ""
         self._live = Live(console=console, get_renderable=self.view, transient=True)
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
-        """Show the figures of a finished round, those that matter most first."""
+        """Show the figures of a finished round that fit whole into a line, those that matter most first."""
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
             self._score = f"{progress.score_name} {scored.score:.4f}"
-        self._figures = [f"loss {progress.loss:.4f}", self._score]
-        last = progress.last_round
+        figures, last = [f"loss {progress.loss:.4f}", self._score], progress.last_round
         if last and last.rates:
-            examples, sent = last.rates
-            self._figures += [f"{number(examples)} examples/s", f"{size(sent)}/s" * self._several]
-        if self._score:
-            self._figures.append(f"evaluate {progress.evaluating:.0%}")
-        self._figures.append(str(progress.slowest or ""))
+            figures += [f"{number(last.rates[0])} examples/s", f"{size(last.rates[1])}/s" * self._several]
+        figures += [f"evaluate {progress.evaluating:.0%}" * bool(self._score), str(progress.slowest or "")]
+        self._line = ""
+        for figure in filter(None, figures):
+            longer = f"{self._line}  {figure}".lstrip()
+            if cell_len(longer) <= self._console.width:
+                self._line = longer
 
     def view(self) -> Group:
-        """The bar, and those figures that fit whole into a line."""
-        line = ""
-        for figure in filter(None, self._figures):
-            longer = f"{line}  {figure}" if line else figure
-            if cell_len(longer) <= self._console.width:
-                line = longer
-        return Group(self._bar.get_renderable(), Text(line))
+        return Group(self._bar.get_renderable(), Text(self._line))
 
 
 class TrainingDisplay(Watch):

@@ -11,8 +11,8 @@ Decorator = Callable[[Callable], Callable]
 
 
 def flag(name: str, help: str) -> Decorator:
-    """A switch that is off; its variable begins with as_ where its name is that of a format."""
-    names = [name, f"as_{name[2:]}"] if name in ("--json", "--csv") else [name]
+    """A switch that is off."""
+    names = [name, "as_json"] if name == "--json" else [name]
     return click.option(*names, is_flag=True, help=help)
 
 
@@ -42,7 +42,6 @@ def real(
 
 
 as_json = flag("--json", "Print JSON for other programs.")
-as_csv = flag("--csv", "Print the figures as CSV.")
 plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")

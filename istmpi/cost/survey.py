@@ -96,22 +96,13 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         # The paper counts so: one way, own elements included.
         "received_floats_per_step": received / steps,
         "received_floats_per_step_and_rank": received / steps / ranks,
-        "received_floats_per_example": received / steps / examples,
-        "received_floats_per_round": received,
-        # There and back, own elements included; then what MPI is handed.
-        "both_ways_floats_per_step": 2 * received / steps,
         "sent_bytes_per_step": plan.round_bytes / steps,
         "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,
-        "sent_bytes_per_example": plan.round_bytes / steps / examples,
         "sent_bytes_per_round": plan.round_bytes,
         "sent_bytes_at_start": plan.start_bytes,
-        "messages_per_round_and_rank": plan.messages,
         "flops_per_step": products,
-        "flops_per_step_and_rank": products / ranks,
         "flops_per_example": products / examples,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
-        "normalisation_flops_per_step": plan.flops("normalisation"),
-        "optimizer_flops_per_step": plan.flops("optimizer"),
         "trained_share_per_round": plan.held.trained_share,
         "memory_bytes": largest.memory.total,
         **{

@@ -79,13 +79,13 @@ def _panels(comparison: Comparison) -> list[Panel]:
     panels = []
     for cost, (words, _) in COSTS.items():
         title = f"Test {comparison.score_name} against {words}"
-        told = f"{title}: {_ends(comparison, cost)}."
-        panels.append(Panel(title, told, HEIGHT, partial(_lines, comparison=comparison, cost=cost, title=title)))
+        fill = partial(_lines, comparison=comparison, cost=cost, title=title)
+        panels.append(Panel(title, f"{title}: {_ends(comparison, cost)}.", HEIGHT, fill))
     if any(comparison.phases(group) for group in comparison.groups):
         spent = ((group.label, comparison.phases(group)) for group in comparison.groups)
-        told = (f"{label}: {', '.join(f'{phase} {in_seconds(its[phase])}' for phase in its)}" for label, its in spent)
+        parts = (f"{label}: {', '.join(f'{phase} {in_seconds(its[phase])}' for phase in its)}" for label, its in spent)
         height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
-        panels.append(Panel(SPLIT, f"{'; '.join(told)}.", height, partial(_bars, comparison=comparison)))
+        panels.append(Panel(SPLIT, f"{'; '.join(parts)}.", height, partial(_bars, comparison=comparison)))
     return panels
 
 

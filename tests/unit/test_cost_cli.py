@@ -1,7 +1,5 @@
 """``istmpi costmodel``: its table, files and picture hold the paper's Figure 2; bad input is one line."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -49,14 +47,12 @@ def test_without_arguments_it_is_figure_2():
         assert [line[1] for line in mine if line[-1] == f"{flops:.2f}"] == ["113.05"]
 
 
-def test_json_and_csv_hold_the_same_figures_exactly():
+def test_json_holds_the_figures_exactly():
     tree = json.loads(costmodel("--json", "--compare", "all"))
     ist = [row for row in tree["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
     assert [row["received_floats_per_step_and_rank"] for row in ist][-1] == 18_125
-    table = list(csv.DictReader(io.StringIO(costmodel("--csv", "--compare", "all"))))
-    assert [{key: str(value) for key, value in row.items()} for row in tree["rows"]] == table
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])

@@ -127,9 +127,9 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
 
 def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
     words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd", "--ranks", "2"
-    code, out, err = istmpi_command(*words, "--csv")
+    code, out, err = istmpi_command(*words, "--json")
     assert (code, err) == (0, "")
-    methods = [line.partition(",")[0] for line in out.splitlines()[1:]]
+    methods = [row["method"] for row in json.loads(out)["rows"]]
     assert methods == ["data-parallel-broadcast", "data-parallel", "local-sgd"]
     assert istmpi_command(*words, "--advise")[0] == 0
     assert istmpi_command(*words)[0] == 0

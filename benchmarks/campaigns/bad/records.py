@@ -29,7 +29,6 @@ def cluster(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [],
             ["--advise", "--most-ranks", "2"],
             ["--json"],
-            ["--csv"],
             ["--bandwidth", "1Gbit"],
             ["--plot", "out.png"],
         ),
@@ -64,7 +63,7 @@ def records(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [
                 "report",
                 name,
-                *one_of(draw, ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"])),
+                *one_of(draw, ([], ["--json"], ["--plot", "out.png"], ["--html", "out.html"])),
             ],
             ["report", "."],
             ["train", "digits", *TINY[:-1], name, "--resume", "auto"],
@@ -90,7 +89,6 @@ def curve(draw: random.Random, folder: Path, assets: Assets) -> Case:
         (
             [],
             ["--json"],
-            ["--csv"],
             ["--plot", "out.png"],
             ["--html", "out.html"],
             ["--targets", "0.2,0.3"],

@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from istmpi.cli import quantities
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_csv, as_json, plot, real, text, whole
-from istmpi.cli.output import console, drawing, print_csv, print_json
+from istmpi.cli.options import as_json, plot, real, text, whole
+from istmpi.cli.output import console, drawing, print_json
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -54,7 +54,6 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price")
 )
 @whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
 @as_json
-@as_csv
 @plot
 def command(
     run: str | None,
@@ -69,7 +68,6 @@ def command(
     advice: bool,
     most_ranks: int,
     as_json: bool,
-    as_csv: bool,
     plot: str | None,
     **given: Any,
 ) -> None:
@@ -80,8 +78,6 @@ def command(
     istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
     mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other.")
     cluster = _cluster(given)
     shape, paper = None, run is None and not is_module(given["model"])
     if paper:
@@ -105,8 +101,6 @@ def command(
         raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
     if as_json:
         print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
-    elif as_csv:
-        print_csv(rows)
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_csv, as_json, plot, text
-from istmpi.cli.output import console, drawing, note, print_csv, print_json, say
+from istmpi.cli.options import as_json, plot, text
+from istmpi.cli.output import console, drawing, note, print_json, say
 from istmpi.errors import ConfigError
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison, by_data, compare
@@ -29,14 +29,12 @@ def comparing(command: Callable) -> Callable:
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
 @comparing
 @as_json
-@as_csv
 @text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
 @plot
 def command(
     paths: tuple[str, ...],
     targets: str | None,
     as_json: bool,
-    as_csv: bool,
     html: str | None,
     plot: str | None,
 ) -> None:
@@ -50,16 +48,11 @@ def command(
     differ in settings do not. Each data set, by the name of its file, makes a comparison of its own. Runs that
     cannot be read are named and left out.
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other.")
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
     comparisons = {data: compare(those, scores) for data, those in by_data(curves).items()}
     if as_json:
         print_comparisons_as_json(comparisons)
-    elif as_csv:
-        rows = [{"data": data, **row} for data, each in comparisons.items() for row in each.rows()]
-        print_csv(rows, ["data", "method"])
     else:
         for data, comparison in comparisons.items():
             if len(comparisons) > 1:
