@@ -59,8 +59,6 @@ class Cluster:
     deal_seconds: float = 0.0
     """The time that a round takes to deal and plan anew."""
     memory: float | None = None
-    price: float | None = None
-    """The price of a node for an hour; a node is a rank."""
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
@@ -88,7 +86,7 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    earlier = {"watts"}  # of earlier versions
+    earlier = {"price", "watts"}  # of earlier versions
     _require_known(file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
     links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
@@ -96,9 +94,8 @@ def load(path: Path) -> Cluster:
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
     extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
-    for name in ("memory", "price"):
-        if name in file and file.value(name) is not None:
-            extras[name] = file.figure(name, LEAST)
+    if "memory" in file and file.value("memory") is not None:
+        extras["memory"] = file.figure("memory", LEAST)
     measured = file.value("measured") if "measured" in file else {}
     return Cluster(file.text("name"), file.text("source"), links, tuple(map(float, flops)), **extras, measured=measured)
 
@@ -140,22 +137,19 @@ PRESETS: dict[str, Cluster] = dict(
     [
         _preset(
             "m5.2xlarge",
-            "8 vCPU, 32 GiB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; FLOP/s assumed; on-demand price recalled",
+            "8 vCPU, 32 GiB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; FLOP/s assumed",
             2.5,
             100e-6,
             250e9,
             memory=32 * 2**30,
-            price=0.384,
         ),
         _preset(
             "p3.2xlarge",
-            "one V100 of 16 GB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; three quarters of 15.7 TFLOP/s assumed; "
-            "on-demand price recalled",
+            "one V100 of 16 GB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; three quarters of 15.7 TFLOP/s assumed; ",
             2.5,
             100e-6,
             11.8e12,
             memory=16e9,
-            price=3.06,
         ),
         _preset("1gbit", "nominal rate; latency and FLOP/s assumed", 1, 100e-6),
         _preset("10gbit", "nominal rate; latency and FLOP/s assumed", 10, 50e-6),

@@ -85,7 +85,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
     steps, examples = plan.local_steps, plan.examples_per_step
     time = round_time(plan, scenario.cluster)
     epoch = time.total * scenario.examples / float(steps * examples)
-    largest, cluster = plan.largest, scenario.cluster
+    largest = plan.largest
     products = plan.flops("products", "first_input_gradient")
     received = plan.received_elements
     row: Row = {
@@ -116,8 +116,6 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "speed_up": alone / epoch,
         "efficiency": alone / epoch / ranks,
     }
-    if cluster.price is not None:
-        row["price_per_epoch"] = epoch / 3600 * cluster.price * ranks
     return {key: _plain(value) for key, value in row.items()}
 
 

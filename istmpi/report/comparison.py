@@ -79,6 +79,7 @@ class Comparison:
     targets: tuple[float, ...]
     """The scores to reach, the easiest first."""
     score_name: str
+    data: str = ""
 
     @property
     def higher_is_better(self) -> bool:
@@ -151,8 +152,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
-    if len(data := by_data(curves)) > 1:
-        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}.")
+    if len(data := _data(curves)) > 1:
+        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}. Give those on one data set.")
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
@@ -165,25 +166,22 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
         for (name, members), label in zip(groups.items(), short)
     )
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
-    return Comparison(tuple(made), tuple(chosen), score_name)
+    return Comparison(tuple(made), tuple(chosen), score_name, "".join(data))
 
 
-def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs by their data set: by its file's name, for jobs copy it to folders of their own, and its contents.
+def _data(curves: Sequence[Curve]) -> list[str]:
+    """The data sets of runs: by the file's name, for jobs copy it to folders of their own, and its contents.
 
     Runs that do not name theirs, as other programs' may not, count to the only data set, if there is one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
-    names = [
+    several = {
         f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
         for curve, name in zip(curves, names)
-    ]
-    unnamed = _only(set(filter(None, names))) or "data not named"
-    groups: dict[str, list[Curve]] = {}
-    for curve, name in zip(curves, names):
-        groups.setdefault(name or unnamed, []).append(curve)
-    return groups
+    }
+    named = sorted(several - {""})
+    return named + ["data not named"] * ("" in several and len(named) != 1)
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:

@@ -1,6 +1,6 @@
 """Pictures of a comparison: the score against time and bytes, and where the time went."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,28 +41,22 @@ class Picture:
     svg: str
 
 
-def draw(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
-    """Draw comparisons, by their data, into a file: a row for each.
-
-    ConfigError for another format, OutputError where it cannot be written.
-    """
+def draw(comparison: Comparison, title: str, path: Path) -> None:
+    """Draw a comparison into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
-    rows = [_panels(each) for each in comparisons.values()]
-    heights, columns = [max(panel.height for panel in row) for row in rows], max(map(len, rows))
+    panels = _panels(comparison)
     with looking_alike():
         from matplotlib.figure import Figure
 
-        drawn = Figure(figsize=(columns * WIDTH, sum(heights) + 0.4), layout="constrained")
+        size = len(panels) * WIDTH, max(panel.height for panel in panels) + 0.4
+        drawn = Figure(figsize=size, layout="constrained")
         drawn.suptitle(plain(title))
-        parts = drawn.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, data, row in zip(parts, comparisons, rows):
-            part.suptitle(plain(data) if len(rows) > 1 else None)
-            for axis, panel in zip(part.subplots(1, len(row)), row):
-                panel.fill(axis)
-    save(drawn, path, title, " ".join(panel.words for row in rows for panel in row))
+        for axis, panel in zip(drawn.subplots(1, len(panels)), panels):
+            panel.fill(axis)
+    save(drawn, path, title, " ".join(panel.words for panel in panels))
 
 
-def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
+def pictures(comparison: Comparison) -> list[Picture]:
     """Each panel by itself, for a page; the same figures give the same text."""
     drawings = []
     for number, panel in enumerate(_panels(comparison)):
@@ -71,7 +65,7 @@ def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
 
             drawn = Figure(figsize=(WIDTH, panel.height), layout="constrained")
             panel.fill(drawn.subplots())
-        drawings.append(Picture(panel.title, svg(drawn, panel.title, panel.words, f"{salt}{number}")))
+        drawings.append(Picture(panel.title, svg(drawn, panel.title, panel.words, str(number))))
     return drawings
 
 

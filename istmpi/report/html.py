@@ -4,7 +4,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -60,26 +59,8 @@ def made() -> str:
     return f"Made on {printable(where)}"
 
 
-@dataclass(frozen=True)
-class Section:
-    """The part of a page for one data set."""
-
-    data: str
-    comparison: Comparison
-    pictures: "Sequence[Picture] | None"
-
-
-def page(sections: Sequence[Section], title: str, made: str) -> str:
-    """The text of a whole file, a part for each data set; links to these where there are several."""
-    parts, links = "", ""
-    for place, section in enumerate(sections, 1):
-        names = ", ".join(group.label for group in section.comparison.groups)
-        links += f'<li><a href="#data-{place}">{escape(section.data)}</a>: {escape(names)}</li>\n'
-        if len(sections) > 1:
-            parts += f'<h2 id="data-{place}">Data: {escape(section.data)}</h2>\n'
-        parts += _section(section)
-    if len(sections) > 1:
-        parts = f"<p>Runs on {len(sections)} data sets, each compared by itself:</p><ul>\n{links}</ul>\n{parts}"
+def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: str, made: str) -> str:
+    """The text of a whole file; ``pictures`` are None where matplotlib is not installed."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -87,7 +68,7 @@ def page(sections: Sequence[Section], title: str, made: str) -> str:
 <title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
-{parts}<p class="made">{escape(made)}</p>
+{_body(comparison, pictures)}<p class="made">{escape(made)}</p>
 </body></html>
 """
 
@@ -98,20 +79,11 @@ def write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def _shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
-    runs = [curve.settings for group in comparison.groups for curve in group.curves if curve.settings]
-    if not runs:
-        return []
-    first, *others = runs
-    return [(key, str(value)) for key, value in first.items() if all(its.get(key) == value for its in others)]
-
-
-def _section(section: Section) -> str:
-    comparison = section.comparison
+def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:
     first, *others = map(_table, sheets(comparison))
     pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
-    if section.pictures is not None:
-        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in section.pictures)
+    if drawn is not None:
+        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in drawn)
         pictures = (
             f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
         )
@@ -121,8 +93,6 @@ def _section(section: Section) -> str:
         for curve in group.curves
     ]
     details = {"The runs": _texts(("method", "seed", "evaluations", "state", "folder"), runs)}
-    if shared := _shared_settings(comparison):
-        details[f"The {len(shared)} settings that all runs share"] = _texts(("setting", "value"), shared)
     return (
         f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
         f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"

@@ -128,7 +128,6 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Memory a rank": lambda row: size(row["memory_bytes"]),
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _speed,
-    "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
 }
 """The tables of a survey: a row for every number of ranks and a column for every method."""
 
@@ -140,8 +139,6 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
     for title, cell in TABLES.items():
-        if title.startswith("Price") and "price_per_epoch" not in rows[0]:
-            continue
         for shown in _side_by_side(methods, console.width):
             table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
             table.min_width = min(len(title), console.width)

@@ -19,7 +19,6 @@ from istmpi.report.comparison import (
     NOT_REACHED,
     Spread,
     best,
-    by_data,
     compare,
     default_targets,
     reached,
@@ -208,15 +207,15 @@ def test_runs_on_different_data_are_not_compared():
         return curve(method, FAST, settings={"data.source": data} if data else {}, **more)
 
     runs = [run("ist", "/here/a.h5"), run("ist", "/tmp/job.1/a.h5", seed=1), run("local-sgd", "b.h5"), run("ist")]
-    with pytest.raises(DataError, match=r"different data cannot be compared: a\.h5, b\.h5, data not named\."):
+    with pytest.raises(DataError, match=r"different data cannot be compared: a\.h5, b\.h5, data not named\. "):
         compare(runs)
-    assert by_data(runs) == {"a.h5": runs[:2], "b.h5": runs[2:3], "data not named": runs[3:]}
     (group,) = compare(runs[:2]).groups
     assert (group.name, len(group.curves)) == ("ist", 2), "one data set in two places"
-    assert list(by_data([*runs[:2], run("torch-ddp")])) == ["a.h5"], "what does not tell counts to the only one"
+    assert compare([*runs[:2], run("torch-ddp")]).data == "a.h5", "what does not tell counts to the only one"
     told = [replace(one, data=contents) for one, contents in zip([*runs[:2], runs[0]], ("1f", "1f", "2e"))]
-    assert by_data(told) == {"a.h5 1f": told[:2], "a.h5 2e": told[2:]}, "one name, other contents"
-    assert list(by_data(told[:2])) == ["a.h5"]
+    with pytest.raises(DataError, match="a.h5 1f, a.h5 2e"):
+        compare(told)
+    assert compare(told[:2]).data == "a.h5"
 
 
 # ---- the table

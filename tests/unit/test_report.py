@@ -14,7 +14,7 @@ from curves import curve
 from istmpi import __version__
 from istmpi.report.comparison import compare
 from istmpi.report.comparison_plots import pictures
-from istmpi.report.html import Section, page
+from istmpi.report.html import page
 from istmpi.report.styles import GRID, INK, PAPER, STYLES
 
 FAST = [0.5, 0.7, 0.8, 0.9]
@@ -85,30 +85,6 @@ def test_json_holds_the_figures(istmpi_command, runs):
     assert tree["rows"][-1]["seconds_ratio"] == 4
 
 
-def test_each_data_set_makes_a_comparison_of_its_own(istmpi_command, tmp_path):
-    for method, data, step in (("ist", "a.h5", 1.0), ("local-sgd", "a.h5", 2.0), ("ist", "b.h5", 9.0)):
-        folder = tmp_path / f"{method}-{data}"
-        folder.mkdir()
-        curve(method, FAST, step=step, settings={"data.source": f"/there/{data}"}).save(folder / "curve.json")
-    code, out, err = istmpi_command("report", tmp_path, "--targets", "0.9")
-    assert (code, err) == (0, "")
-    first, second = out.split("data: b.h5")
-    assert first.startswith("data: a.h5") and "local-sgd" in first and "local-sgd" not in second
-    assert ["0.9", "4", "s", "1.00x", "8", "s", "2.00x"] in [line.split() for line in first.splitlines()]
-    assert ["0.9", "36", "s", "1.00x"] in [line.split() for line in second.splitlines()]
-    told = json.loads(istmpi_command("report", tmp_path, "--json")[1])["comparisons"]
-    assert [one["data"] for one in told] == ["a.h5", "b.h5"]
-    html, picture = tmp_path / "x.html", tmp_path / "x.svg"
-    assert istmpi_command("report", tmp_path, "--html", html, "--plot", picture)[0] == 0
-    seen = Tags(html.read_text(encoding="utf-8"))
-    assert "3 runs on 2 data sets" in seen.text and "Data: a.h5" in seen.text and "Data: b.h5" in seen.text
-    links = [attributes["href"] for tag, attributes in seen.tags if tag == "a"]
-    names = [attributes["id"] for _, attributes in seen.tags if "id" in attributes]
-    assert links == ["#data-1", "#data-2"] and set(links) < {f"#{name}" for name in names}
-    assert len(set(names)) == len(names), "pictures of one page share no names"
-    assert "a.h5" in picture.read_text() and "b.h5" in picture.read_text()
-
-
 def test_what_nobody_reached_is_said(istmpi_command, runs):
     _, out, _ = istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95")
     assert "not reached" in out
@@ -140,7 +116,7 @@ def test_everything_on_the_page_is_escaped():
         curve("ist", SLOW, problem=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
     ]
     found = compare(runs, [0.5])
-    made = page([Section(EVIL, found, pictures(found)), Section(EVIL, found, None)], EVIL, EVIL)
+    made = page(found, pictures(found), EVIL, EVIL) + page(found, None, EVIL, EVIL)
     seen = Tags(made)
     assert not [tag for tag, _ in seen.tags if tag in ("script", "bold")]
     assert seen.text.count(EVIL) >= 6
@@ -149,7 +125,7 @@ def test_everything_on_the_page_is_escaped():
 
 def test_the_same_figures_make_the_same_page():
     found = compare([curve("ist", FAST), curve("local-sgd", SLOW)])
-    made = [page([Section("x", found, pictures(found))], "x", MADE) for _ in range(2)]
+    made = [page(found, pictures(found), "x", MADE) for _ in range(2)]
     assert made[0] == made[1]
 
 
@@ -168,7 +144,7 @@ def test_the_verdict_comes_first_and_the_page_says_when_where_and_how_it_was_mad
 
 def test_numbers_keep_their_units_and_the_best_is_marked_by_more_than_a_colour():
     found = compare([curve("ist", FAST, step=2.5), curve("local-sgd", FAST, step=5.0)], [0.9])
-    made = page([Section("x", found, None)], "x", MADE)
+    made = page(found, None, "x", MADE)
     assert '<td class="best" title="the best of its row"><span class="value">10 s</span>' in made
     assert '<td><span class="value">20 s</span> <span class="value">2.00x</span></td>' in made
     for rule in (r"\.value[^}]*white-space: nowrap", r"td\.best[^}]*font-weight: 700", r'::before[^}]*"\\2605'):
@@ -196,7 +172,7 @@ def test_every_picture_tells_what_it_shows_and_turns_dark_with_the_page():
 
 def test_no_rule_of_the_page_is_wider_than_a_telephone():
     found = compare([curve("ist", FAST), curve("local-sgd", SLOW)])
-    made = page([Section("x", found, pictures(found))], "x", MADE)
+    made = page(found, pictures(found), "x", MADE)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in made
     assert "color-scheme: light dark" in made and "overflow-x: auto" in made
     assert not re.search(r"min-width: *\d|[^-]width: *\d{3,}px", made)

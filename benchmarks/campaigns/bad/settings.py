@@ -165,7 +165,6 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 "--latency",
                 "--flops",
                 "--memory",
-                "--price",
                 "--most-ranks",
                 "--hidden",
                 "--batch",

@@ -28,7 +28,7 @@ from istmpi.report.units import number
 
 EXAMPLES = 1_000_000
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
-CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price")
+CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 
 
 @click.command("costmodel")
@@ -45,7 +45,6 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price")
 @text("--latency", "TIME", "Time of a message: 100us.")
 @text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
 @text("--memory", "SIZE", "Memory of a rank: 16GB.")
-@real("--price", "MONEY", "Price of a node for an hour.", LEAST, MOST)
 @click.option(
     "--advise",
     "advice",
