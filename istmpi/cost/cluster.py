@@ -128,33 +128,19 @@ def preset(name: str) -> Cluster:
 
 
 def _preset(
-    name: str, source: str, gigabits: float, latency: float, flops: float = 250e9, **settings: float
-) -> tuple[str, Cluster]:
-    return name, Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), **settings)
+    name: str, source: str, gigabits: float, latency: float, flops: float, memory: float | None = None
+) -> Cluster:
+    return Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), memory=memory)
 
 
-PRESETS: dict[str, Cluster] = dict(
-    [
-        _preset(
-            "m5.2xlarge",
-            "8 vCPU, 32 GiB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; FLOP/s assumed",
-            2.5,
-            100e-6,
-            250e9,
-            memory=32 * 2**30,
-        ),
-        _preset(
-            "p3.2xlarge",
-            "one V100 of 16 GB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; three quarters of 15.7 TFLOP/s assumed; ",
-            2.5,
-            100e-6,
-            11.8e12,
-            memory=16e9,
-        ),
-        _preset("1gbit", "nominal rate; latency and FLOP/s assumed", 1, 100e-6),
-        _preset("10gbit", "nominal rate; latency and FLOP/s assumed", 10, 50e-6),
-        _preset("25gbit", "nominal rate; latency and FLOP/s assumed", 25, 20e-6),
-        _preset("100gbit", "nominal rate; latency and FLOP/s assumed", 100, 5e-6),
-        _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
-    ]
+_AWS, _NOMINAL = "2.5 Gbit/s baseline, 10 Gbit/s in bursts", "nominal rate; latency and FLOP/s assumed"
+_ALL = (
+    _preset("m5.2xlarge", f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed", 2.5, 100e-6, 250e9, 32 * 2**30),
+    _preset("p3.2xlarge", f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed", 2.5, 100e-6, 11.8e12, 16e9),
+    _preset("1gbit", _NOMINAL, 1, 100e-6, 250e9),
+    _preset("10gbit", _NOMINAL, 10, 50e-6, 250e9),
+    _preset("25gbit", _NOMINAL, 25, 20e-6, 250e9),
+    _preset("100gbit", _NOMINAL, 100, 5e-6, 250e9),
+    _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
 )
+PRESETS: dict[str, Cluster] = {cluster.name: cluster for cluster in _ALL}

@@ -1,6 +1,7 @@
 """Tables of plans, costs and comparisons, for the console."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -8,7 +9,6 @@ from rich.table import Table
 
 from istmpi.config import Run
 from istmpi.config.sections import Optimizer
-from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.survey import Row
@@ -18,6 +18,7 @@ from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets
 from istmpi.report.units import duration, number, size
 from istmpi.report.verdict import verdict
+from istmpi.units import counted
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
 """A note on costs whose shares nobody knows beforehand."""
@@ -35,63 +36,53 @@ def _text(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def plan(
-    console: Console,
-    run: Run,
-    network: Architecture,
-    phases: Sequence[tuple[Cost, int]],
-    alone: Cost,
-    exact: int | None = None,
-) -> None:
-    """Print the memory, FLOPs and bytes of a run; ``alone`` is its cost on one rank, ``exact`` the bytes of its seed.
-
-    ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
-    """
-    cost = phases[0][0]
-    largest, whole = cost.largest, alone.largest
-    console.print(
-        f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
-        f"{escape(', '.join(cost.groups)) or 'nothing'} dealt out"
-    )
+def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
+    """Print the plan of a run: its figures as `istmpi.cli.plan` has them for programs."""
+    phases, ranks = figures["phases"], figures["ranks"]
+    dealt = ", ".join(figures["dealt_out"]) or "nothing"
+    console.print(f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {ranks} ranks, {escape(dealt)} dealt out")
     shapes = Table(box=None, pad_edge=False)
     for title in "parameter", "axes", "network", "largest subnet":
         shapes.add_column(title, overflow="fold")
-    for name, parameter in network.parameters.items():
-        sizes = (parameter.pattern.shape(lengths) for lengths in (network.lengths, largest.part.lengths))
-        shapes.add_row(escape(name), escape(str(parameter.pattern)), *(" x ".join(map(str, shape)) for shape in sizes))
+    for each in figures["parameters"]:
+        sizes = (" x ".join(map(str, each[key])) for key in ("network", "largest_subnet"))
+        shapes.add_row(escape(each["name"]), escape(each["axes"]), *sizes)
     console.print(shapes)
-    products = max(part.flops.products for part in cost.parts)
-    trained, its = (phase.network + phase.gradients + phase.optimizer for phase in (largest.memory, whole.memory))
-    its_rest = whole.memory.activations + whole.memory.copies
-    rest = largest.memory.buffers + largest.memory.activations + largest.memory.copies
+
+    def memory(*kinds: str) -> tuple[str, str, str]:
+        its, alone = (
+            size(sum(figures[whose][kind] for kind in kinds))
+            for whose in ("memory_of_largest_rank", "memory_of_one_process")
+        )
+        return its, "", alone
+
+    of_whom, sent = ("largest_rank", "all_ranks", "one_process"), phases[0]["round_bytes"]
     rows = (
-        ("weights trained", number(largest.elements), number(cost.held.held_elements), number(whole.elements)),
-        ("FLOPs a local step", number(products), number(cost.flops("products")), number(whole.flops.products)),
-        ("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0)),
-        ("memory: owned rows", size(largest.memory.owned)),
-        ("memory: network, gradients, optimizer", size(trained), "", size(its)),
-        ("memory: buffers, activations, copies", size(rest), "", size(its_rest)),
-        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks))),
+        ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
+        ("FLOPs a local step", *(number(figures["flops_per_local_step"][whose]) for whose in of_whom)),
+        ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
+        ("memory: owned rows", memory("owned")[0]),
+        ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
+        ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
+        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
     )
     console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
-    first = 0
-    for phase, rounds in phases:
-        consumed = number(rounds * phase.local_steps * phase.examples_per_step)
-        method = f" of {phase.method}" if len({phase.method for phase, _ in phases}) > 1 else ""
-        if len(phases) > 1 and phases[0][0].side:
-            method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
+    for phase in phases:
+        method = f" of {phase['method']}" if len({each["method"] for each in phases}) > 1 else ""
+        if phases[0]["side"] and len(phases) > 1:
+            method += f" on images of {phase['side']} x {phase['side']} ({number(phase['flops_per_local_step'])}FLOP a local step)"
         console.print(
-            f"{rounds} round{'s' * (rounds > 1)}{method} with {phase.local_steps} local steps: {consumed} examples, "
-            f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
+            f"{counted(phase['rounds'], 'round')}{method} with {phase['local_steps']} local steps: "
+            f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
         )
-        first += rounds
-    if exact is not None:
-        console.print(f"in this run, by its seed: {exact:,} bytes sent by all ranks, evaluations left out")
-    console.print(
-        f"learning rate {learning_rate(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in phases))}"
-    )
+    if figures["sent_bytes"] is not None:
+        console.print(
+            f"in this run, by its seed: {figures['sent_bytes']:,} bytes sent by all ranks, evaluations left out"
+        )
+    steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
+    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
     if network.inexact:
         console.print(escape(inexact(network)))
 
