@@ -199,8 +199,7 @@ def watching(command: Callable) -> Callable:
     logging = text(
         "--log",
         "NAME",
-        "Also log each round with another program; may be given several times. csv: metrics.csv in the run's folder.  "
-        f"[{' | '.join(LOGGERS)}]",
+        f"Also log each round with another program; may be given several times.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
     )

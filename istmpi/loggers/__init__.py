@@ -16,7 +16,6 @@ LOGGERS = {
     "tensorboard": "TensorBoard",
     "wandb": "WeightsAndBiases",
     "mlflow": "MLflow",
-    "csv": "CSV",
 }
 
 

@@ -72,7 +72,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     for phase in phases:
         method = f" of {phase['method']}" if len({each["method"] for each in phases}) > 1 else ""
         if phases[0]["side"] and len(phases) > 1:
-            method += f" on images of {phase['side']} x {phase['side']} ({number(phase['flops_per_local_step'])}FLOP a local step)"
+            flops = number(phase["flops_per_local_step"])
+            method += f" on images of {phase['side']} x {phase['side']} ({flops}FLOP a local step)"
         console.print(
             f"{counted(phase['rounds'], 'round')}{method} with {phase['local_steps']} local steps: "
             f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
