@@ -165,9 +165,8 @@ class TrainingDisplay(Watch):
         table.add_column(min_width=10, no_wrap=True, style="bold")
         table.add_column(overflow="fold")
         for name, fact in facts.items():
-            if self._terminal:
-                table.add_row(name, escape(one_line(fact)))
-            else:
+            table.add_row(name, escape(one_line(fact)))
+            if not self._terminal:  # no line is broken in a log
                 self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
         if self._terminal:
             self._console.print(table)

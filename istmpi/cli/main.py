@@ -170,6 +170,9 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
+    "--csv": "; use --json.",
+    "--profile": "; metrics.jsonl has each phase and rank.",
+    "--exit-threshold": "; predictions are those of the last exit.",
 }
 
 

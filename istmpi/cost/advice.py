@@ -18,8 +18,7 @@ LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 TRANSFER_SHARE = 0.2
 """Local steps are as few as keep the transfers below this share of a round: more would save little more."""
 LEAST_SHARE = 0.1
-"""The least share of the network that an example trains. In the paper's Table 1 more ranks help down to an eighth
-(4096-4096-35 on 8, 4096-8192-8192-35 on 4) and harm at a twentieth (the latter on 8)."""
+"""The least share of the network that an example trains: in the paper's Table 1 an eighth helps, a twentieth harms."""
 LEAST_EFFICIENCY = 0.5
 """The least efficiency against one process: below it half of the machines are better used for other work."""
 WORTH_IT = 1.25
@@ -80,11 +79,13 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
             _links(scenario, 2, scenario.run.method.local_steps),
             rests,
         ]
-    others = [choice for choice in best.values() if choice is not chosen]
-    shown = [f"{each.method} (P = {each.ranks}, J = {each.local_steps}){_times(each, chosen)}" for each in others]
+    others = [(choice.method, choice) for choice in best.values() if choice is not chosen]
     for title, method, variant in _variants(scenario, chosen.ranks):
-        choice = Choice(variant, method, chosen.ranks, _at_least(chosen.local_steps, method))
-        shown.append(f"{title} (P = {chosen.ranks}, J = {choice.local_steps}){_times(choice, chosen)}")
+        others.append((title, Choice(variant, method, chosen.ranks, _at_least(chosen.local_steps, method))))
+    shown = (
+        f"{title} (P = {each.ranks}, J = {each.local_steps}) takes {each.seconds / chosen.seconds:.3g} times"
+        for title, each in others
+    )
     gigabytes, share = chosen.cost.largest.memory.total / 1e9, float(chosen.cost.held.share_of_a_rank)
     warning = f"Memory {float(gigabytes):.3g} GB a rank. An example trains {share:.0%} of the network. {rests}"
     if chosen.method == "ist":
@@ -96,10 +97,6 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
         _links(scenario, chosen.ranks, chosen.local_steps),
         warning,
     ]
-
-
-def _times(choice: Choice, chosen: Choice) -> str:
-    return f" takes {choice.seconds / chosen.seconds:.3g} times"
 
 
 def _dealt(scenario: Scenario, method: str, ranks: int) -> bool:

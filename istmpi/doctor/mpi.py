@@ -45,11 +45,9 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
     ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
     fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"
-    if len(set(ranks_on.values())) > 1:
-        cure = "Start as many ranks on each host: the slowest sets the pace."
-        yield yellow("ranks", f"{fact}; unevenly spread", cure)
-    else:
-        yield green("ranks", fact)
+    cure = "Start as many ranks on each host: the slowest sets the pace."
+    uneven = len(set(ranks_on.values())) > 1
+    yield yellow("ranks", f"{fact}; unevenly spread", cure) if uneven else green("ranks", fact)
 
     crowded, idle = [], []
     for host, count in ranks_on.items():
@@ -64,10 +62,8 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
     cure = "Bind ranks to all of a host's cores: bin/istmpi-run, mpirun --bind-to none, or srun --cpus-per-task=CORES."
     if crowded:
         cure = "Start at most one rank for each core."
-    if problems := crowded or idle:
-        yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
-    else:
-        yield green("cores", fact)
+    problems = crowded or idle
+    yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure) if problems else green("cores", fact)
 
 
 def devices(communicator: Communicator) -> list[Finding]:

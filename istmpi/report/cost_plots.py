@@ -45,12 +45,11 @@ def figure(rows: Sequence[Row], title: str) -> "Figure":
     with looking_alike():
         from matplotlib.figure import Figure
 
-        drawn = Figure(figsize=(13, 9.4), layout="constrained")
-        grid = drawn.add_gridspec(2, 6)
-        places = [grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:]]
+        drawn = Figure(figsize=(13, 9), layout="constrained")
         counts, looks = sorted({row["ranks"] for row in rows}), styles(row["method"] for row in rows)
-        for place, (name, unit, value) in zip(places, PANELS, strict=True):
-            axis = drawn.add_subplot(place)
+        *axes, spare = drawn.subplots(2, 3).flat
+        spare.remove()
+        for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
             for method, look in looks.items():
                 points = [(row["ranks"], value(row) or nan) for row in rows if row["method"] == method]
                 # The logarithmic axis has no place for zero.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.report.styles import DARK_INK, DARK_PAPER, GRID, INK, PAPER
+from istmpi.report.styles import GRID, INK, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,12 +32,6 @@ LOOK = {
     **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
     **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
 }
-
-DARK = "".join(
-    f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-    for light, dark in ((INK, DARK_INK), (PAPER, DARK_PAPER))
-    for part in ("fill", "stroke")
-)
 
 
 def plain(text: str) -> str:
@@ -73,7 +67,7 @@ def require_drawable(path: Path) -> None:
 
 
 def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
-    """A picture as an <svg> element that stands by itself, light or dark as its reader prefers; always the same text.
+    """A picture as an <svg> element that stands by itself; always the same text.
 
     Screen readers say ``title`` and ``description``. Each picture of a page needs its own ``salt``.
     """
@@ -91,7 +85,7 @@ def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
     return (
         f'{head} role="img" aria-labelledby="{" ".join(names)}">\n'
         f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(description)}</desc>\n'
-        f"<style>@media (prefers-color-scheme: dark) {{{DARK}}}</style>{rest}"
+        f"{rest}"
     )
 
 

@@ -14,17 +14,14 @@ from istmpi.files import appearing
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
-from istmpi.report.styles import BLUE, DARK_INK, DARK_PAPER, INK, PAPER, SKY
+from istmpi.report.styles import BLUE, INK, PAPER
 from istmpi.report.verdict import verdict
 
 if TYPE_CHECKING:
     from istmpi.report.comparison_plots import Picture
 
 STYLE = f"""
-:root {{ color-scheme: light dark; --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE};
-        --tint: #e8f1f8 }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: {DARK_INK}; --paper: {DARK_PAPER}; --faint: #a3a9b0;
-        --line: #3a4046; --best: {SKY}; --tint: #1d2f3d }} }}
+:root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink);
        background: var(--paper); overflow-wrap: break-word }}
 h1 {{ font-size: 1.5em; line-height: 1.25 }} h2 {{ font-size: 1.3em; margin-top: 2em }}
@@ -64,7 +61,6 @@ def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: st
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>

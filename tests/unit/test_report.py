@@ -151,7 +151,7 @@ def test_numbers_keep_their_units_and_the_best_is_marked_by_more_than_a_colour()
         assert re.search(rule, made), rule
 
 
-def test_every_picture_tells_what_it_shows_and_turns_dark_with_the_page():
+def test_every_picture_tells_what_it_shows():
     found = compare([curve("ist", FAST, sent=10**6), curve("data-parallel", SLOW, sent=10**9)])
     for picture in pictures(found):
         tree = ElementTree.fromstring(picture.svg)
@@ -159,12 +159,9 @@ def test_every_picture_tells_what_it_shows_and_turns_dark_with_the_page():
         told = [tree.find(f".//*[@id='{name}']").text for name in names]
         assert tree.attrib["role"] == "img" and told[0] == picture.title
         assert "data-parallel" in told[1] or "not told" in told[1]
-        assert "prefers-color-scheme: dark" in picture.svg
         colours = set(re.findall(r"(?:fill|stroke): (#\w{6})", picture.svg))
         both = {INK, PAPER, GRID} | {STYLES[name].colour.lower() for name in ("ist", "data-parallel")}
-        assert colours <= both, "all others would stay light or dark"
-        drawn = {f"{part}: {colour}" for part in ("fill", "stroke") for colour in (INK, PAPER)}
-        assert all(f'[style*="{one}"]' in picture.svg for one in drawn)
+        assert colours <= both
     time, sent = pictures(found)
     assert "data-parallel ends at 0.8 with 4 s" in time.svg and "data-parallel ends at 0.8 with 4 GB" in sent.svg
     assert "bytes sent by all ranks (GB)" in sent.svg and ">data-parallel<" in sent.svg, "text stays text"
@@ -174,7 +171,7 @@ def test_no_rule_of_the_page_is_wider_than_a_telephone():
     found = compare([curve("ist", FAST), curve("local-sgd", SLOW)])
     made = page(found, pictures(found), "x", MADE)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in made
-    assert "color-scheme: light dark" in made and "overflow-x: auto" in made
+    assert "overflow-x: auto" in made
     assert not re.search(r"min-width: *\d|[^-]width: *\d{3,}px", made)
 
 
