@@ -17,7 +17,7 @@ from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.data.offsets import named
 from istmpi.deploy.fitting import changed_source, runnable
-from istmpi.deploy.layers import Layer, State, Values, chain_state, own_state
+from istmpi.deploy.layers import State, Values, chain_state, own_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, save, whole_state
 from istmpi.errors import ConfigError, did_you_mean
@@ -34,7 +34,6 @@ class Export:
 
     path: Path
     bytes: int
-    layers: list[Layer]
     beside: Path | None = None
     note: str = ""
 
@@ -129,7 +128,7 @@ def export(
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
     size = sum(file.stat().st_size for file in files)
-    return Export(files[0], size, state.layers, next(iter(files[1:]), None), note)
+    return Export(files[0], size, next(iter(files[1:]), None), note)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:

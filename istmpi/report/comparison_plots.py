@@ -10,7 +10,6 @@ from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
 from istmpi.report.figures import looking_alike, name, plain, require_drawable, save, svg
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
 from istmpi.report.units import BYTES, SECONDS, axis_unit
-from istmpi.units import in_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +24,9 @@ SPLIT = "Where the time went"
 
 @dataclass(frozen=True)
 class Panel:
-    """A drawing to be made: its title, the same in words, its height in inches, and the function that draws it."""
+    """A drawing to be made: its title, its height in inches, and the function that draws it."""
 
     title: str
-    words: str
     height: float
     fill: "Callable[[Axes], None]"
 
@@ -53,7 +51,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
         drawn.suptitle(plain(title))
         for axis, panel in zip(drawn.subplots(1, len(panels)), panels):
             panel.fill(axis)
-    save(drawn, path, title, " ".join(panel.words for panel in panels))
+    save(drawn, path, title)
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
@@ -65,7 +63,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
 
             drawn = Figure(figsize=(WIDTH, panel.height), layout="constrained")
             panel.fill(drawn.subplots())
-        drawings.append(Picture(panel.title, svg(drawn, panel.title, panel.words, str(number))))
+        drawings.append(Picture(panel.title, svg(drawn, panel.title, str(number))))
     return drawings
 
 
@@ -74,23 +72,11 @@ def _panels(comparison: Comparison) -> list[Panel]:
     for cost, (words, _) in COSTS.items():
         title = f"Test {comparison.score_name} against {words}"
         fill = partial(_lines, comparison=comparison, cost=cost, title=title)
-        panels.append(Panel(title, f"{title}: {_ends(comparison, cost)}.", HEIGHT, fill))
+        panels.append(Panel(title, HEIGHT, fill))
     if any(comparison.phases(group) for group in comparison.groups):
-        spent = ((group.label, comparison.phases(group)) for group in comparison.groups)
-        parts = (f"{label}: {', '.join(f'{phase} {in_seconds(its[phase])}' for phase in its)}" for label, its in spent)
         height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
-        panels.append(Panel(SPLIT, f"{'; '.join(parts)}.", height, partial(_bars, comparison=comparison)))
+        panels.append(Panel(SPLIT, height, partial(_bars, comparison=comparison)))
     return panels
-
-
-def _ends(comparison: Comparison, cost: str) -> str:
-    ends = []
-    for group in comparison.groups:
-        if costs := comparison.to_end(group, cost).values:
-            unit, factor = axis_unit(max(costs), COSTS[cost][1])
-            reach = " to ".join(dict.fromkeys(f"{each / factor:.3g}" for each in (min(costs), max(costs))))
-            ends.append(f"{group.label} ends at {comparison.final(group).median:.4g} with {reach} {unit}")
-    return "; ".join(ends) or "no run was evaluated"
 
 
 def _styles_of(comparison: Comparison) -> dict[str, Style]:

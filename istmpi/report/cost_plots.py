@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from istmpi.cost.survey import Row
 from istmpi.report.figures import looking_alike, plain, require_drawable, save
 from istmpi.report.styles import GRID, styles
-from istmpi.report.units import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,17 +26,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw a survey into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
-    save(figure(rows, title), path, title, _described(rows))
-
-
-def _described(rows: Sequence[Row]) -> str:
-    ends = {row["method"]: row for row in sorted(rows, key=lambda row: row["ranks"])}
-    return " ".join(
-        f"{name} ({unit}): "
-        + "; ".join(f"{method} {number(value(row))} on {row['ranks']} ranks" for method, row in ends.items())
-        + "."
-        for name, unit, value in PANELS
-    )
+    save(figure(rows, title), path, title)
 
 
 def figure(rows: Sequence[Row], title: str) -> "Figure":

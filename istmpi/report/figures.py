@@ -66,11 +66,8 @@ def require_drawable(path: Path) -> None:
         raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
 
 
-def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
-    """A picture as an <svg> element that stands by itself; always the same text.
-
-    Screen readers say ``title`` and ``description``. Each picture of a page needs its own ``salt``.
-    """
+def svg(figure: "Figure", title: str, salt: str = "") -> str:
+    """A picture as an <svg> element, always the same text; each picture of a page needs its own ``salt``."""
     import matplotlib
 
     file = io.StringIO()
@@ -81,20 +78,15 @@ def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
     text = file.getvalue()
     text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
     head, _, rest = text.partition(">")
-    names = f"title{salt} description{salt}".split()
-    return (
-        f'{head} role="img" aria-labelledby="{" ".join(names)}">\n'
-        f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(description)}</desc>\n'
-        f"{rest}"
-    )
+    return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
 
 
-def save(figure: "Figure", path: Path, title: str, description: str) -> None:
+def save(figure: "Figure", path: Path, title: str, description: str = "") -> None:
     """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
     beside = path.with_name(f".{path.name}")
     try:
         if path.suffix == ".svg":
-            beside.write_text(svg(figure, title, description), encoding="utf-8")
+            beside.write_text(svg(figure, title), encoding="utf-8")
         else:
             about = {"Title": title, "Subject" if path.suffix == ".pdf" else "Description": description}
             with looking_alike():
