@@ -81,6 +81,8 @@ class State:
     """Names in the layers of tensors that the class shares and the full network does not."""
     problem: str = ""
     """The reason why the class cannot load this state; empty where it can."""
+    calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
+    """Factors of sums that go with the state (`istmpi.models.architecture.scale_sums`)."""
 
     @property
     def tensors(self) -> dict[str, Values]:
@@ -170,14 +172,17 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -
         elif tensors or buffers:
             layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
     untied = tuple(name for names in copies.values() for name in [*names.values()][1:])
-    problem = ""
-    if untied:
+    problem, calls = "", network.scaled_calls(*at)
+    if calls:
+        where = next(iter(calls))
+        problem = f"{where[1]} in {where[0] or 'its forward'} has a factor in the full network that no weight can hold"
+    elif untied:
         problem = (
             f"{untied[0]} is in its class another layer's tensor, too, which has another factor in the full network"
         )
     elif unknown := next((name for name in moments if module.get_submodule(name).running_mean is None), ""):
         problem = f"{unknown} has no running statistics in its class (track_running_stats=False)"
-    return State(layers, ties, untied, problem)
+    return State(layers, ties, untied, problem, calls)
 
 
 def _name(path: str, key: str) -> str:

@@ -24,7 +24,7 @@ from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
-from istmpi.models.architecture import Architecture
+from istmpi.models.architecture import Architecture, scale_sums
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
                 f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
                 f"safetensors or npz."
             )
-        plain, normalisation = _own_module(network, tensors, state.untied), checkpoint.normalisation
+        plain, normalisation = _own_module(network, tensors, state), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
         module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
         name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]
@@ -101,16 +101,19 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
     return tensors | {name: tensors[first] for name, first in state.ties.items()}
 
 
-def _own_module(network: Architecture, state: Mapping[str, torch.Tensor], untied: Sequence[str]) -> nn.Module:
+def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], state: State) -> nn.Module:
+    """The user's class with the tensors of this state, and its factors of sums."""
     module = network.plain()
     names = module.state_dict()
-    for name, values in state.items():
+    for name, values in tensors.items():
         path, _, key = name.rpartition(".")
-        if name in untied:
+        if name in state.untied:
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
         elif name not in names:  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
-    module.load_state_dict(state)
+    module.load_state_dict(tensors)
+    if state.calls:
+        scale_sums(module, lambda: (state.calls, {}))
     return module
 
 

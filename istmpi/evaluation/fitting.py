@@ -5,7 +5,7 @@ Adam moves one logarithm for each group. Every rank has the whole network meanwh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.architecture import Architecture
+from istmpi.models.architecture import Architecture, scale_sums
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -76,10 +76,23 @@ def _multiply(network: nn.Module, architecture: Architecture, names: Sequence[st
     def of(groups: tuple[str, ...], like: torch.Tensor) -> torch.Tensor:
         return torch.stack([factors[names.index(group)] for group in groups]).prod().to(like.dtype)
 
+    def fitted(groups: Iterable[str]) -> tuple[str, ...]:
+        return tuple(group for group in groups if group in names)
+
     for module, groups in architecture.sums.items():
-        if fitted := tuple(group for group in groups if group in names):
+        if chosen := fitted(groups):
             layer = network.get_submodule(module)
-            layer.register_forward_pre_hook(lambda _, inputs, fitted=fitted: (inputs[0] * of(fitted, inputs[0]),))
+            layer.register_forward_pre_hook(lambda _, inputs, chosen=chosen: (inputs[0] * of(chosen, inputs[0]),))
+    keys = {key: fitted(use.groups) for key, use in architecture.keys_of_uses(architecture.lengths).items()}
+    weights = {name: fitted(groups) for name, groups in architecture.table.folded.items()}
+    if any((*keys.values(), *weights.values())):
+        like = next(network.parameters())
+        scale_sums(
+            network,
+            lambda: tuple(
+                {key: of(groups, like) for key, groups in each.items() if groups} for each in (keys, weights)
+            ),
+        )
     for group, blocks in architecture.blocks.items():
         for end in (end for block in blocks for end in block.ends if group in names):
             network.get_submodule(end).register_forward_hook(

@@ -5,7 +5,8 @@ It knows nothing of ranks, deals or MPI, and needs torch only where a module is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from math import prod
@@ -92,7 +93,8 @@ class Architecture:
     @property
     def summed(self) -> set[str]:
         """The groups with contributions that the full network scales."""
-        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *(use.groups for use in self.uses)))}
+        uses = (use.groups for use in self.uses)
+        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
 
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
@@ -102,7 +104,7 @@ class Architecture:
         proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
         no difference, and nothing is multiplied.
         """
-        return prod((self.contribution(group, lengths, scale) for group in self.sums.get(module, ())), start=1.0)
+        return self._contributions(self.sums.get(module, ()), lengths, scale)
 
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
@@ -120,7 +122,7 @@ class Architecture:
     def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's outputs: 1 unless it is the end of a block."""
         groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
-        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
+        return self._contributions(groups, lengths, scale)
 
     def build(
         self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
@@ -197,29 +199,28 @@ class Architecture:
                 module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
             if (factor := self.end_factor(name, lengths, scale)) != 1:
                 module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
-        self.scale_uses(network, self.uses, lengths, scale)
+        calls, weights = self.scaled_calls(lengths, scale), self._scaled_weights(lengths, scale)
+        if calls or weights:
+            scale_sums(network, lambda: (calls, weights))
 
-    def scale_uses(
-        self, network: nn.Module, uses: Iterable[Use], lengths: Mapping[str, int], scale: Mapping[str, float]
-    ) -> None:
-        """Let a built network multiply these sums by the factors of their groups' contributions."""
-        factors = {}
-        for use in uses:
-            factor = prod((self.contribution(group, lengths, scale) for group in use.groups), start=1.0)
-            if factor != 1:
-                factors[use] = factor, Pattern.parse(use.inner).shape(lengths)[0]
-        if not factors:
-            return
-        from istmpi.models.uses import Scaled
+    def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
+        """The factors of sums that are scaled where they are called, by `istmpi.models.scaling.Scaled`'s keys."""
+        keys = self.keys_of_uses(lengths).items()
+        factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
+        return {key: factor for key, factor in factors.items() if factor != 1}
 
-        plain = network.forward
+    def keys_of_uses(self, lengths: Mapping[str, int]) -> dict[tuple[Any, ...], Use]:
+        """The sums that are scaled where they are called in a network of these lengths."""
+        return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
-        def forward(*inputs: Any, **named: Any) -> Any:
-            scaled = Scaled(factors)
-            with scaled.following(network):
-                return plain(*inputs, **named)
+    def _scaled_weights(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[str, float]:
+        absent = self._absent(lengths)
+        there = (item for item in self.table.folded.items() if not any(block.has(item[0]) for block in absent))
+        factors = {name: self._contributions(groups, lengths, scale) for name, groups in there}
+        return {name: factor for name, factor in factors.items() if factor != 1}
 
-        network.forward = forward
+    def _contributions(self, groups: Iterable[str], lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained.
@@ -323,6 +324,22 @@ def _scaled(
     if inputs:
         return (inputs[0] * factor, *inputs[1:]), named
     return inputs, {**named, "input": named["input"] * factor}
+
+
+def scale_sums(
+    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
+) -> None:
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``: numbers, or tensors."""
+    from istmpi.models.scaling import Scaled, multiplied
+
+    plain = network.forward
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        calls, weights = factors()
+        with multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
+            return plain(*inputs, **named)
+
+    network.forward = forward
 
 
 def built(

@@ -20,7 +20,7 @@ from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
 from istmpi.models.leaves import without_values
-from istmpi.models.proof import Moving, Place, Reading, Trial
+from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread
@@ -125,6 +125,11 @@ def infer(network: UserNetwork) -> Inferred:
             for name, width in network.widths.items()
         }
         findings = _agreeing(candidates, shapes)
+        problems = misread(network, {finding.width.name: finding.axes for finding in findings if finding.proved})
+        findings = [
+            Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
+            for finding in findings
+        ]
         findings = [_of_blocks(network, finding, findings) for finding in findings]
     blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
     patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}

@@ -7,7 +7,7 @@ cannot be trained is refused by name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from istmpi.models.architecture import built
 from istmpi.models.inference import infer
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import BatchNorm
-from istmpi.models.table import BatchNormalisation, ParameterEntry, Table, Use
+from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
@@ -58,7 +58,7 @@ def inspect(network: UserNetwork) -> Table:
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     sums, leaves = _sums(module, inferred.parameters), proved_leaves(network, inferred.widths)
     sums = {name: groups for name, groups in sums.items() if name in watched.called}
-    uses, unscaled = sums_of(network, inferred.widths, watched.recorder.seen, sums)
+    uses, folded, unscaled = sums_of(network, inferred.widths, watched.recorder, sums)
     return Table(
         source=network.source.hash,
         settings=network.settings,
@@ -68,7 +68,7 @@ def inspect(network: UserNetwork) -> Table:
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         uses=uses,
-        folded=_folded(uses, watched.recorder),
+        folded=folded,
         unscaled=unscaled,
         stochastic=stochastic,
         operators=traced.operators,
@@ -213,18 +213,6 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
             axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
             sums[path] = tuple(factor.name for factor in axis.factors if factor.name)
     return sums
-
-
-def _folded(uses: Collection[Use], recorder: SumRecorder) -> dict[str, tuple[str, ...]]:
-    """The parameters that are used in these sums alone, all of them over units of the same groups."""
-    folded = {}
-    for name in {use.parameter for use in uses if "," not in use.parameter} - recorder.kept_apart - {""}:
-        seen = {sum.place for sum in recorder.seen if name in sum.parameter.split(",")}
-        of_name = [use for use in uses if use.place in seen]
-        alike = {(use.parameter, use.power, use.groups) for use in of_name} == {(name, 1.0, of_name[0].groups)}
-        if alike and seen == {use.place for use in of_name}:
-            folded[name] = of_name[0].groups
-    return folded
 
 
 def _initial(

@@ -8,13 +8,17 @@ unless something spans them: a normalisation, or a scale by their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
-from istmpi.models.trials import alike, hooked, random_values
+from istmpi.models.architecture import built
+from istmpi.models.trials import alike, hooked, random_values, seeded
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -24,6 +28,18 @@ EXAMPLES = 3
 TOKENS = 8
 """Length of a window that is tried, if the network takes any: axes are the same for all, and outputs may be many."""
 PERMUTATIONS = 2
+IN_DOUBLE = 10**8
+"""The most weights of a network that is tried at its own size in double precision."""
+RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "normal",
+    "normal_functional",
+    "uniform",
+}
+"""Operations that make floating-point numbers at random."""
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
@@ -84,8 +100,7 @@ class Trial:
     def _permuted(self, reading: Reading, order: torch.Tensor) -> dict[str, torch.Tensor]:
         values = dict(self._values)
         for (name, place), (outer, inner) in reading.items():
-            positions = torch.arange(outer * self.units * inner).view(outer, self.units, inner)[:, order].reshape(-1)
-            values[name] = values[name].index_select(place, positions)
+            values[name] = values[name].index_select(place, _positions((outer, inner), order))
         return values
 
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -124,13 +139,24 @@ class Trial:
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
                 return place[0]
-        return "" if any(self._matters(place, order) for place, order in reading.items()) else "any parameter"
+        if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(reading):
+            return ""
+        return "any parameter, on which they do not depend"
 
     def _matters(self, place: Place, order: tuple[int, int]) -> bool:
         if (place, order) not in self._mattering:
             outputs = self._run(self._permuted({place: order}, self._permutations[0]))
             self._mattering[place, order] = not alike(outputs, self._expected)
         return self._mattering[place, order]
+
+    def _depends_on(self, reading: Reading) -> bool:
+        """Return True if the outputs are others where the units of a reading have other values."""
+        values = dict(self._values)
+        for name, place in reading:
+            values[name] = values[name] * torch.linspace(1, 2, values[name].shape[place]).double().view(
+                [-1 if axis == place else 1 for axis in range(values[name].ndim)]
+            )
+        return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
         """Return True if a network with some of the units differs from this one whose other units are silent."""
@@ -168,6 +194,82 @@ class Trial:
         """The place of a module in the order of calls."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
+
+
+def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
+    """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
+
+    ``readings``: those that small networks have proved, by width. The network has its own size here, and runs in
+    evaluation and in training; what it draws at random is replaced by constants. A constructor may make another
+    network of many units than of few, and a forward another computation in training.
+    """
+    if not readings:
+        return {}
+    module, x = _at_own_size(network)
+    generator = torch.Generator().manual_seed(0)
+    values = random_values(module, generator)
+    orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
+
+    def run(permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
+        for name, parameter in module.named_parameters():
+            parameter.data = values[name].to(parameter.dtype)
+        for width, reading in permuted.items():
+            for (name, place), order in reading.items():
+                parameter = module.get_parameter(name)
+                parameter.data = parameter.data.index_select(place, _positions(order, orders[width]))
+        with seeded(), Steady():
+            return network.forward(module.train(training), *x)
+
+    problems = {}
+    for training, where in ((False, f"with {_listed(network, readings)}"), (True, "in training")):
+        left = {name: reading for name, reading in readings.items() if name not in problems}
+        expected = run({}, training)
+        if alike(run(left, training), expected):
+            continue
+        for name, reading in left.items():
+            if not alike(run({name: reading}, training), expected):
+                problems[name] = f"permuting its units changes the outputs {where}, though not those of a small network"
+    return problems
+
+
+class Steady(TorchDispatchMode):
+    """Random numbers are constants while it is entered: a unit's do not depend on its place."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        outputs = func(*args, **(kwargs or {}))
+        if name in RANDOM:
+            outputs.fill_(args[1] if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float) else 0.5)
+        return outputs
+
+
+def _at_own_size(network: UserNetwork) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The full network in double precision, in its own if that fails or is large, and examples that it takes."""
+    module = built(network)
+    large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
+    for dtype in (torch.get_default_dtype(),) if large else (torch.float64, torch.get_default_dtype()):
+        examples = network.examples(EXAMPLES, dtype)
+        for x in [*([(examples[0][:, :TOKENS],)] if network.tokens else []), examples]:
+            with suppress(ConfigError):
+                network.forward(module.to(dtype).eval(), *x)
+                return module, x
+    return module, examples
+
+
+def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
+    """The positions of an axis with permuted units."""
+    outer, inner = order
+    return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+
+
+def _listed(network: UserNetwork, names: Iterable[str]) -> str:
+    return ", ".join(f"{name} = {network.widths[name].length}" for name in names)
 
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:

@@ -46,26 +46,24 @@ class ResidualBlock:
 
 @dataclass(frozen=True)
 class Use:
-    """A sum over units of some groups that is no call of a layer with a weight of its own."""
+    """A call in a network's code that sums over units, and is no call of a layer with a weight of its own."""
 
     module: str
-    operation: str
-    """PyTorch's name of the operation."""
+    function: str
+    """PyTorch's name of the function that is called."""
     parameter: str
-    """The parameters that it is a sum of products with, joined by commas; empty if there are none."""
-    axes: tuple[int, ...]
-    """The number of its operand's axes, and those that are summed over, where the operation may sum over others."""
-    power: float
-    """The power of a factor of the sum that its output has: a half for the root of a sum of squares."""
+    """The parameters among its operands, joined by commas; empty if there are none."""
+    detail: str
+    """The equation of an einsum, or the axes that are summed over."""
     inner: str
     """The axis that is summed over: ``(4 hidden)``."""
     groups: tuple[str, ...]
-    """The groups whose units are added up; others on that axis are averaged."""
+    """The groups whose units are added up, with repetition; others on that axis are averaged."""
 
     @property
-    def place(self) -> tuple[str, str, str, tuple[int, ...]]:
-        """The facts by which it is found in a forward pass."""
-        return self.module, self.operation, self.parameter, self.axes
+    def place(self) -> tuple[str, str, str, str]:
+        """The facts by which it is found in a forward pass, but for the length of ``inner``."""
+        return self.module, self.function, self.parameter, self.detail
 
 
 Blocks = Mapping[str, Sequence[ResidualBlock]]
@@ -93,9 +91,9 @@ class Table:
     sums: Mapping[str, tuple[str, ...]]
     """The modules whose product sums over units of these groups, with no batch normalisation directly behind it."""
     uses: tuple[Use, ...] | None = ()
-    """The other sums over units; None in a file of an earlier version, which does not tell."""
+    """The sums over units in other calls; None in a file of an earlier version, which does not tell."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters whose own values may be multiplied in place of all their ``uses``, which are of these groups."""
+    """The parameters that are used in sums over units of these groups alone, and are multiplied themselves."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The places in a forward pass where sums over units of these groups cannot be scaled."""
     stochastic: bool
@@ -155,7 +153,7 @@ class Table:
             sums=names("sums"),
             uses=None
             if (uses := tree.get("uses")) is None
-            else tuple(Use(**{**use, "axes": tuple(use["axes"]), "groups": tuple(use["groups"])}) for use in uses),
+            else tuple(Use(**{**use, "groups": tuple(use["groups"])}) for use in uses),
             folded=names("folded"),
             unscaled=names("unscaled"),
             stochastic=bool(tree["stochastic"]),

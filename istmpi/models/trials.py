@@ -11,9 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 FEW = 4
 """Units of each width in a small network, if the constructor takes so few."""
-TOLERANCE = 1e-5
-"""The largest difference of outputs that rounding makes, relative to the largest output. All is in double precision,
-but some networks normalise in single precision whatever they are given; a wrong reading changes outputs far more."""
+TOLERANCE = {torch.float64: 1e-5}
+"""The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
+single precision even where all is in double; a wrong reading changes outputs far more."""
+COARSE = 1e-3
+"""The same for outputs of other precisions."""
 
 
 def few(lengths: Mapping[str, int]) -> dict[str, int]:
@@ -26,7 +28,8 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
     if not expected.numel():
         return True
     largest = float(expected.abs().max())
-    return bool((values - expected).abs().max() <= TOLERANCE * max(largest, 1e-30))
+    tolerance = TOLERANCE.get(expected.dtype, COARSE)
+    return bool((values - expected).abs().max() <= tolerance * max(largest, 1e-30))
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:

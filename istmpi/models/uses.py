@@ -1,148 +1,39 @@
-"""Sums over units that a forward pass takes, whatever operation takes them, and their factors in the full network.
+"""Sums over units that a forward pass takes, whatever operation takes them.
 
-`Watch` follows a forward pass operation by operation: it knows the module that each is called in and the parameters
-that its operands are made of. `sums_of` runs a network at a few lengths; the length that an operation sums over grows
-with a width exactly if it sums over that width's units. `Scaled` multiplies those sums in the full network.
+A network is run at a few lengths and followed operation by operation. The length that an operation sums over grows
+with a width exactly if it sums over that width's units. Weights that a softmax along the same axis made turn a sum
+into a mean, which is as large in a subnet as in the full network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf, log, log2, prod
+from math import inf, log2, prod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.leaves import Elsewhere
+from istmpi.models.scaling import Call, Provenance, call_of, modules_noted, storage_of, tensors_in
 from istmpi.models.table import Use
-from istmpi.models.trials import few, hooked, one_thread, seeded
+from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
-
-OUTPUT = -1
-"""In place of an operand's number: the operation's output is multiplied."""
-SHIFT = -2
-"""The logarithm of the factor is added to the output."""
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """The operand of each product of matrices whose last axis is summed over."""
+LINEAR = {"convolution", "_trilinear"}
+"""Other operations whose result is multiplied with any operand."""
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
 """Operations behind which weights that add up to 1 along an axis are still such weights, of something else."""
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A sum that an operation takes."""
-
-    operand: int
-    """The operand to multiply, or `OUTPUT`, or `SHIFT`."""
-    inner: int
-    """The length that it sums over."""
-    axes: tuple[int, ...] = ()
-    """The number of axes, and those that are summed over, where the same operation may sum over others."""
-    power: float = 1.0
-    """The power of the factor: a half for the root of a sum of squares."""
-
-
-def sum_of(name: str, args: Sequence[Any]) -> Sum | None:
-    """The sum that an operation of PyTorch takes over an axis of its operands; None if it takes none."""
-    if name in MATRIX:
-        operand = MATRIX[name]
-        return Sum(operand, args[operand].shape[-1], (args[operand].ndim,))
-    if name == "convolution":
-        return Sum(0, args[1].shape[0 if args[6] else 1])
-    if name == "_trilinear":
-        shape = [1] * (args[0].ndim + len(args[3]))
-        for factor, expanded in zip(args[:3], args[3:6]):
-            sizes = iter(factor.shape)
-            for axis in range(len(shape)):
-                if axis not in expanded:
-                    shape[axis] = max(shape[axis], next(sizes))
-        return Sum(0, prod(shape[axis] for axis in args[6]))
-    if name.startswith("_scaled_dot_product"):
-        return Sum(0, args[0].shape[-1])
-    if name in ("sum", "nansum", "logsumexp"):
-        return Sum(SHIFT if name == "logsumexp" else OUTPUT, *_reduced(args[0], args[1] if len(args) > 1 else None))
-    if name in ("linalg_vector_norm", "norm"):
-        order = args[1] if len(args) > 1 and args[1] is not None else 2
-        if order in (0, inf, -inf):
-            return None
-        inner, axes = _reduced(args[0], args[2] if len(args) > 2 else None)
-        return Sum(OUTPUT, inner, axes, 1 / float(order))
-    if name in ("_cdist_forward", "_euclidean_dist"):
-        order = 2.0 if name == "_euclidean_dist" else args[2]
-        return Sum(OUTPUT, args[0].shape[-1], (), 1 / order) if 0 < order < inf else None
-    if name == "_weight_norm_interface":
-        return Sum(OUTPUT, args[0].numel() // args[0].shape[args[2] if len(args) > 2 else 0], (), -0.5)
-    return None
-
-
-def _reduced(x: torch.Tensor, axes: Any) -> tuple[int, tuple[int, ...]]:
-    chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
-    places = tuple(sorted(axis % max(x.ndim, 1) for axis in chosen)) if x.ndim else ()
-    return prod(x.shape[place] for place in places), (x.ndim, *places)
-
-
-class Watch(TorchDispatchMode):
-    """Follows a network's forward pass while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._modules = [""]
-        # Tensors that no example has gone into, by their storage, with the parameter that they are made of. They are
-        # kept, or others might take their place in memory and be mistaken for them.
-        self._known: dict[int, tuple[torch.Tensor, str]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    @contextmanager
-    def following(self, network: nn.Module) -> Iterator[None]:
-        """Enter it for one forward pass of a network."""
-
-        def entered(name: str) -> Callable[..., None]:
-            return lambda *_: self._modules.append(name)
-
-        handles = []
-        for name, module in network.named_modules():
-            if name:
-                handles.append(module.register_forward_pre_hook(entered(name)))
-                handles.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
-        self._known = {_storage(tensor): (tensor, "") for _, tensor in network.named_buffers()}
-        here = (entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere))
-        self._known |= {_storage(tensor): (tensor, name) for name, tensor in here}
-        with hooked(handles), _unfused(network), self:
-            yield
-        self._known.clear()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        outputs = self.call(func, name, args, kwargs)
-        used = [] if name.endswith("_like") or name.startswith("new_") else [*args, *kwargs.values()]  # values count
-        known = [self._known.get(_storage(tensor)) for tensor in _tensors(used)]
-        for tensor in _tensors(outputs):
-            if all(known):
-                self._known.setdefault(_storage(tensor), (tensor, self.parameters(used)))
-            else:
-                self._known.pop(_storage(tensor), None)
-        return outputs
-
-    def parameters(self, operands: Sequence[Any]) -> str:
-        """The names of the parameters that operands are made of, without any example, joined by commas."""
-        entries = [self._known.get(_storage(tensor)) for tensor in _tensors(operands)]
-        return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
-
-    def call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the outputs of an operation."""
-        raise NotImplementedError
+MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
+"""Operations that leave values as they are."""
 
 
 @dataclass(frozen=True)
@@ -152,138 +43,236 @@ class Seen:
     module: str
     operation: str
     parameter: str
-    axes: tuple[int, ...]
-    power: float
+    """The parameters among its operands, joined by commas."""
+    call: Call | None
+    """The call in the network's code that takes it, if its factor could be applied there."""
+    turn: int = field(compare=False)
+    """The number of that call."""
     inner: int = field(compare=False)
+    """The length that it sums over."""
     weighted_by: frozenset[int] = field(default=frozenset(), compare=False)
     """The softmaxes that made its weights, by their numbers among all that was seen."""
 
-    @property
-    def place(self) -> tuple[str, str, str, tuple[int, ...]]:
-        """The facts by which a use is found again."""
-        return self.module, self.operation, self.parameter, self.axes
 
-
-class SumRecorder(Watch):
-    """Keeps the sums of a forward pass in their order, softmaxes among them."""
+class SumRecorder(TorchDispatchMode):
+    """Keeps the sums of a network's forward pass in their order, softmaxes among them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Seen] = []
         self.kept_apart: set[str] = set()
         """Parameters that go into other operations than sums as well: a factor of them would not be one of a sum."""
+        self._modules = [""]
+        self._known = Provenance()
+        self._calls = _Calls(self._modules)
         self._weights: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
 
-    def call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        outputs = func(*args, **kwargs)
-        made, used = list(_tensors(outputs)), list(_tensors([*args, *kwargs.values()]))
-        weights = frozenset().union(*(self._weights.get(_storage(tensor), (None, ()))[1] for tensor in used))
-        if name == "_softmax":
-            self._note(name, "", Sum(OUTPUT, args[0].shape[args[1]]), frozenset())
-            weights = frozenset({len(self.seen) - 1})
-        elif any(tensor.layout != torch.strided for tensor in used):
-            weights = frozenset()  # sums over the neighbours of a node
-        elif taken := sum_of(name, args):
-            self._note(name, self.parameters(_operands(name, args)), taken, weights)
-            weights = frozenset()
-        else:
-            fresh = made and used and _storage(made[0]) != _storage(used[0])
-            if fresh and name not in ("clone", "_to_copy", "cat", "stack"):
-                self.kept_apart.update(self.parameters(used).split(","))
-            if fresh and name not in KEEPING:
-                weights = frozenset()
-        for tensor in made:
-            if weights:
-                self._weights[_storage(tensor)] = tensor, weights
-            else:
-                self._weights.pop(_storage(tensor), None)
-        return outputs
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @contextmanager
+    def following(self, network: nn.Module) -> Iterator[None]:
+        """Enter it for one forward pass of a network."""
+        self._known.begin(network)
+        self._calls.known.begin(network)
+        with modules_noted(network, self._modules), _unfused(network), self._calls, self:
+            yield
+        self._known.clear()
+        self._calls.known.clear()
+        self._weights.clear()
 
     def fan_in(self, parameter: str) -> int:
         """The length that the first product with a parameter sums over; 0 if there is none."""
-        products = (seen for seen in self.seen if seen.parameter == parameter and seen.power == 1)
+        products = (seen for seen in self.seen if seen.parameter == parameter and "norm" not in seen.operation)
         return next((seen.inner for seen in products), 0)
 
-    def _note(self, name: str, parameter: str, taken: Sum, weights: frozenset[int]) -> None:
-        self.seen.append(Seen(self._modules[-1], name, parameter, taken.axes, taken.power, taken.inner, weights))
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        outputs, name = func(*args, **kwargs), func.overloadpacket.__name__
+        made, used = list(tensors_in(outputs)), list(tensors_in([*args, *kwargs.values()]))
+        entries = (self._weights.get(storage_of(tensor)) for tensor in used)
+        weights = frozenset().union(*(entry[1] for entry in entries if entry))
+        fresh = made and used and storage_of(made[0]) != storage_of(used[0])
+        if name == "_softmax":
+            self._note(name, "", args[0].shape[args[1]], frozenset())
+            weights = frozenset({len(self.seen) - 1})
+        elif any(tensor.layout != torch.strided for tensor in used):
+            weights = frozenset()  # sums over the neighbours of a node
+        elif taken := _sum_of(name, args):
+            operands, inner = taken
+            self._note(name, self._known.parameters(operands), inner, weights)
+            weights = frozenset()
+        elif fresh:
+            if name not in MOVING:
+                self.kept_apart.update(self._known.parameters(used).split(","))
+            if name not in KEEPING:
+                weights = frozenset()
+        self._known.follow(name, used, made)
+        for tensor in made:
+            if weights:
+                self._weights[storage_of(tensor)] = tensor, weights
+            else:
+                self._weights.pop(storage_of(tensor), None)
+        return outputs
+
+    def _note(self, name: str, parameter: str, inner: int, weights: frozenset[int]) -> None:
+        call, turn = self._calls.current, self._calls.turn
+        self.seen.append(Seen(self._modules[-1], name, parameter, call, turn, inner, weights))
 
 
-class Scaled(Watch):
-    """Multiplies the sums of a forward pass by their factors.
+class _Calls(TorchFunctionMode):
+    """Knows which call of the network's code is under way."""
 
-    ``factors``: that of each use, and the length that it sums over here. Other sums that cannot be told from it by
-    module, operation, parameters and axes sum over another length.
-    """
-
-    def __init__(self, factors: Mapping[Use, tuple[float, int]]):
+    def __init__(self, modules: list[str]):
         super().__init__()
-        self._factors = {(*use.place, inner): factor for use, (factor, inner) in factors.items()}
+        self.current: Call | None = None
+        self.turn = 0
+        self.known = Provenance()
+        self._modules = modules
 
-    def call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        strided = all(tensor.layout == torch.strided for tensor in _tensors(args))
-        taken = sum_of(name, args) if strided else None
-        if taken is None:
-            return func(*args, **kwargs)
-        place = self._modules[-1], name, self.parameters(_operands(name, args)), taken.axes
-        factor = self._factors.get((*place, taken.inner), 1.0)
-        if factor == 1:
-            return func(*args, **kwargs)
-        if taken.operand >= 0:
-            scaled = args[taken.operand] * factor**taken.power
-            return func(*args[: taken.operand], scaled, *args[taken.operand + 1 :], **kwargs)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        self.current, self.turn = None, self.turn + 1
+        if call := call_of(name, args, kwargs):
+            self.current = call.placed(self._modules[-1], self.known.parameters(call.operands))
         outputs = func(*args, **kwargs)
-        if taken.operand == SHIFT:
-            return outputs + log(factor)
-        if isinstance(outputs, tuple):  # a normalised weight, and its norms
-            return outputs[0] * factor**taken.power, outputs[1] / factor**taken.power
-        return outputs * factor**taken.power
+        self.current = None
+        self.known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
+        return outputs
 
 
-def _operands(name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """The operands of a sum, without the bias that is added to it."""
+def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
+    """The operands of the sum that an operation of PyTorch takes, and the length that it sums over; None if none."""
+    if name in MATRIX:
+        operand = MATRIX[name]
+        return args[operand : operand + 2], args[operand].shape[-1]
     if name == "convolution":
-        return args[:2]
-    return args[1:3] if MATRIX.get(name) == 1 else args
+        return args[:2], args[1].shape[0 if args[6] else 1]
+    if name == "_trilinear":
+        shape = [1] * (args[0].ndim + len(args[3]))
+        for factor, expanded in zip(args[:3], args[3:6]):
+            sizes = iter(factor.shape)
+            for axis in range(len(shape)):
+                if axis not in expanded:
+                    shape[axis] = max(shape[axis], next(sizes))
+        return args[:3], prod(shape[axis] for axis in args[6])
+    if name.startswith("_scaled_dot_product"):
+        return args[:2], args[0].shape[-1]
+    if name in ("sum", "nansum", "logsumexp"):
+        return args[:1], _reduced(args[0], args[1] if len(args) > 1 else None)
+    if name in ("linalg_vector_norm", "norm"):
+        order = args[1] if len(args) > 1 and args[1] is not None else 2
+        return None if order in (0, inf, -inf) else (args[:1], _reduced(args[0], args[2] if len(args) > 2 else None))
+    if name in ("_cdist_forward", "_euclidean_dist", "prod"):
+        return args[:2], _reduced(args[0], args[1] if len(args) > 1 else None) if name == "prod" else args[0].shape[-1]
+    if name == "_weight_norm_interface":
+        return args[:2], args[0].numel() // args[0].shape[args[2] if len(args) > 2 else 0]
+    return None
+
+
+def _reduced(x: torch.Tensor, axes: Any) -> int:
+    """The length that a sum over these axes, by default all, adds up."""
+    chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
+    return prod(x.shape[axis] for axis in chosen) if x.ndim else 1
 
 
 def sums_of(
-    network: UserNetwork, lengths: Mapping[str, int], full: Sequence[Seen], layers: Collection[str]
-) -> tuple[tuple[Use, ...], dict[str, tuple[str, ...]]]:
+    network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder, layers: Collection[str]
+) -> tuple[tuple[Use, ...], dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """The sums over units of a network's widths, outside of the ``layers`` that take one in a call of their own.
 
-    ``lengths``: the full length of each width. ``full``: the sums of the full network. Returns as well, for each width
-    whose sums cannot be told, the reason, and the sums that have no factor, each with its widths.
+    ``lengths``: the full length of each width. ``full``: the sums of the full network. Returns the sums that are scaled
+    where they are called; the parameters that are scaled themselves, for they are in sums of the same widths alone; and
+    the places of sums that have no factor. Both with their widths.
     """
     with one_thread():
-        tried = [members for at in (few(lengths), lengths) if (members := _members(network, at, full))]
+        tried = [members for at in (few(lengths), lengths) if (members := _members(network, at, full.seen))]
     if not tried:
-        return (), {"a forward pass, which does something else at other widths,": tuple(lengths)}
+        return (), {}, {"a forward pass, which does something else at other widths,": tuple(lengths)} if lengths else {}
     base, doubled = next((each for each in tried if None not in each[1].values()), tried[-1])
     unscaled = {
         f"a forward pass, which does something else at twice of {name},": (name,)
         for name, records in doubled.items()
         if records is None
     }
+    groups, odd = _groups(network, full.seen, base, doubled)
+    for number, (seen, names) in enumerate(zip(full.seen, groups)):
+        if number in odd or (names and seen.operation == "prod"):
+            unscaled[_place(seen)] = tuple(dict.fromkeys(names))
+    folded = _folded(full, groups, layers)
+    calls: dict[int, tuple[Call, list[str]]] = {}
+    for number, seen in enumerate(full.seen):
+        if number in odd or seen.operation in ("_softmax", "prod") or seen.module in layers or seen.parameter in folded:
+            continue
+        if seen.call is not None:
+            calls.setdefault(seen.turn, (seen.call, []))[1].extend(groups[number])
+        elif groups[number]:
+            unscaled[_place(seen)] = tuple(dict.fromkeys(groups[number]))
+    uses: dict[tuple[object, ...], Use] = {}
+    for number, (seen, of_base) in enumerate(zip(full.seen, base)):
+        if seen.turn not in calls or seen.call is None or not seen.call.power:
+            continue
+        call, names = calls.pop(seen.turn)
+        grown = {
+            name: records[number].call.inner / of_base.call.inner
+            for name, records in doubled.items()
+            if records and of_base.call.inner
+        }
+        inner = _axis(call.inner, _powers(grown), lengths)
+        use = Use(*call.place, inner, tuple(sorted(names)))
+        before = uses.setdefault((*call.place, call.inner), use)
+        if before.groups != use.groups:  # a call that cannot be told from another one needs its factor
+            unscaled[_place(seen)] = tuple(dict.fromkeys((*before.groups, *use.groups)))
+    return tuple(use for use in uses.values() if use.groups), folded, unscaled
+
+
+def _groups(
+    network: UserNetwork, full: Sequence[Seen], base: Sequence[Seen], doubled: Mapping[str, Sequence[Seen] | None]
+) -> tuple[list[tuple[str, ...]], set[int]]:
+    """The widths whose units each sum adds up, a width as often as it is a factor of its length; means left out.
+
+    Returns as well the sums over something else than a product of widths, such as units of one beside those of another.
+    """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
-    uses: dict[tuple[object, ...], Use] = {}
+    odd = set()
     for number, seen in enumerate(full):
         ratios = {name: records[number].inner / base[number].inner for name, records in doubled.items() if records}
-        factors = [name for name, ratio in ratios.items() for _ in range(round(log2(ratio)))]
-        groups.append(tuple(dict.fromkeys(factors)))
         averaged = {name for softmax in seen.weighted_by for name in groups[softmax]}
-        keys = (seen.module, *seen.parameter.split(","))
-        if seen.operation == "_softmax" or seen.module in layers or "mean" in map(declared.get, keys):
-            continue
-        literal, rest = divmod(seen.inner, prod(lengths[name] for name in factors))
-        inner = " ".join([str(literal)] * (literal != 1 or not factors) + factors)
-        names = tuple(name for name in groups[-1] if name not in averaged)
-        use = Use(*seen.place, seen.power, inner if " " not in inner else f"({inner})", names)
-        odd = rest or any(ratio != 2 ** round(log2(ratio)) for ratio in ratios.values())
-        if odd or uses.setdefault((*seen.place, seen.inner), use) != use:
-            other = uses.get((*seen.place, seen.inner), use)
-            unscaled[f"{seen.operation} in {seen.module or 'its forward'}"] = tuple({*other.groups, *names})
-    return tuple(use for use in uses.values() if use.groups), unscaled
+        mean = "mean" in map(declared.get, (seen.module, *seen.parameter.split(",")))
+        groups.append(() if mean else tuple(name for name in _powers(ratios) if name not in averaged))
+        if groups[-1] and any(ratio != 2 ** round(log2(ratio)) for ratio in ratios.values()):
+            odd.add(number)
+    return groups, odd
+
+
+def _powers(ratios: Mapping[str, float]) -> list[str]:
+    """The widths that a length has as factors, from what it is multiplied by where each is doubled."""
+    return [name for name, ratio in ratios.items() for _ in range(round(log2(ratio)))]
+
+
+def _axis(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
+    """A length as an axis: ``(4 hidden)``."""
+    literal = length // prod(lengths[name] for name in names)
+    factors = [str(literal)] * (literal != 1 or not names) + [*names]
+    return factors[0] if len(factors) == 1 else f"({' '.join(factors)})"
+
+
+def _folded(full: SumRecorder, groups: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The parameters that are used in sums over units of the same widths alone, outside of layers of their own."""
+    folded: dict[str, tuple[str, ...]] = {}
+    spoilt = set(full.kept_apart)
+    for seen, names in zip(full.seen, groups):
+        if "," in seen.parameter or seen.module in layers or not (seen.operation in MATRIX or seen.operation in LINEAR):
+            spoilt.update(seen.parameter.split(","))
+        elif folded.setdefault(seen.parameter, tuple(names)) != tuple(names):
+            spoilt.add(seen.parameter)
+    return {name: names for name, names in folded.items() if names and name and name not in spoilt}
+
+
+def _place(seen: Seen) -> str:
+    return f"{seen.operation} of {seen.module or 'its forward'}"
 
 
 def _members(
@@ -310,25 +299,13 @@ def _members(
 @contextmanager
 def _unfused(network: nn.Module) -> Iterator[None]:
     """Layers are computed operation by operation, so that their sums can be seen."""
-    fused, cudnn, fast = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.backends.mha
-    was_fast = fast.get_fastpath_enabled()
+    backends = torch.backends
+    before = backends.mkldnn.enabled, backends.cudnn.enabled, backends.mha.get_fastpath_enabled()
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):
-        torch.backends.mkldnn.enabled = torch.backends.cudnn.enabled = False
-    fast.set_fastpath_enabled(False)
+        backends.mkldnn.enabled = backends.cudnn.enabled = False
+    backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled = fused, cudnn
-        fast.set_fastpath_enabled(was_fast)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+        backends.mkldnn.enabled, backends.cudnn.enabled = before[:2]
+        backends.mha.set_fastpath_enabled(before[2])

@@ -141,8 +141,9 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
 
     np.savez(data, x=np.random.default_rng(0).normal(size=(50, 10, 6)).astype("f4"), y=np.arange(50) % 10)
     words = "--data", data, "--model", f"{layered_networks.__file__}:Added"
+    dealt = "--set", "model.scale=none", "--set", 'method.partition=["wide", "hidden"]'
     for verb in (["train", "--dry-run"], ["costmodel", "digits"]):
-        code, out, err = istmpi_command(*verb, *words)
+        code, out, err = istmpi_command(*verb, *words, *dealt)
         assert (code, err) == (0, "")
         said = " ".join(out.split())
         assert "FLOPs of subnets are less than said: those of its own forward are told as in the full network" in said

@@ -1,0 +1,250 @@
+"""Factors of sums over units, applied where the network's code takes them: to an operand, or to the result.
+
+`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way: that parameter is
+multiplied itself. Of the others, the call in the code is found again by its module, function, parameters and lengths.
+All of it happens above autograd, so that gradients are those of what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf, log, prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from istmpi.models.leaves import Elsewhere
+from istmpi.models.trials import hooked
+
+OUTPUT = -1
+"""In place of an operand's number: the result is multiplied."""
+PRODUCTS = {"linear": 0, "matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "inner": 0} | {
+    "addmm": 1,
+    "baddbmm": 1,
+    "scaled_dot_product_attention": 0,
+}
+"""The operand of each function whose last axis is summed over."""
+CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)}
+SUMS = ("sum", "nansum", "logsumexp")
+NORMS = ("norm", "vector_norm", "linalg_vector_norm")
+DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
+"""Functions of a norm over the last axis, or another one, with the place of its order among their arguments."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function in a network's code that takes a sum."""
+
+    function: str
+    operand: int
+    """The operand that is multiplied, or `OUTPUT`."""
+    power: float = 1.0
+    """The power of the sum's factor that the result has: a half for the root of a sum of squares."""
+    detail: str = ""
+    """The equation of an einsum, or the axes that are summed over."""
+    module: str = ""
+    parameter: str = ""
+    """The parameters among the operands, joined by commas."""
+    inner: int = field(default=0, compare=False)
+    """The length that is summed over, where one call may sum over another than the next."""
+    operands: Sequence[Any] = field(default=(), compare=False)
+
+    def placed(self, module: str, parameter: str) -> Call:
+        """The call with the module that it is in, without its operands."""
+        return replace(self, module=module, parameter=parameter, operands=())
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """The facts by which it is found again, but for the length."""
+        return self.module, self.function, self.parameter, self.detail
+
+
+def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
+    """The sum that a function takes, if it is one whose operand or result can be multiplied."""
+    args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
+    if not args:
+        return None
+    if name in PRODUCTS:
+        operand = PRODUCTS[name]
+        pair = args[operand : operand + 2]
+        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if _are_tensors(pair) else None
+    if name in CONVOLUTIONS:
+        return Call(name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2])
+    if name == "bilinear":
+        return Call(name, 0, inner=prod(args[2].shape[1:]), operands=args[:3])
+    if name == "einsum" and isinstance(args[0], str):
+        return Call(name, 1, detail=args[0], operands=args[1:])
+    if name == "_weight_norm":
+        dim = args[2] if len(args) > 2 else named.get("dim", 0)
+        return Call(name, OUTPUT, -0.5, inner=args[0].numel() // args[0].shape[dim], operands=args[:2])
+    if name == "cosine_similarity":
+        return Call(name, OUTPUT, 0.0, operands=args[:2])
+    if name in SUMS and isinstance(args[0], torch.Tensor):
+        axes = named.get("dim", args[1] if len(args) > 1 else None)
+        return Call(name, OUTPUT, 1.0, *_reduced(args[0], axes))
+    if name in NORMS:
+        order, axes = named.get("p", named.get("ord", args[1] if len(args) > 1 else 2)), named.get("dim")
+        return _of_norm(name, args[:1], 2 if order in (None, "fro") else order, 1, axes if len(args) < 3 else args[2])
+    if name in DISTANCES:
+        order = named.get("p", args[DISTANCES[name]] if len(args) > DISTANCES[name] else 2)
+        sign, axes = (-1, named.get("dim", args[2] if len(args) > 2 else 1)) if name == "normalize" else (1, -1)
+        return _of_norm(name, args[:2] if sign == 1 else args[:1], order, sign, axes)
+    return None
+
+
+def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: Any) -> Call | None:
+    if not isinstance(order, int | float) or order in (0, inf, -inf):
+        return None
+    return replace(Call(name, OUTPUT, sign / order, *_reduced(operands[0], axes)), operands=operands)
+
+
+def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
+    """What `Call` has behind the power for a sum over these axes, by default all."""
+    chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
+    places = sorted(axis % max(x.ndim, 1) for axis in chosen) if x.ndim else []
+    return f"{x.ndim}: {places}", "", "", prod(x.shape[place] for place in places), (x,)
+
+
+class Provenance:
+    """Tells which tensors are made of parameters, without any example, and of which."""
+
+    def __init__(self) -> None:
+        # By storage. The tensors are kept, or others might take their place in memory and be mistaken for them.
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}
+
+    def begin(self, network: nn.Module) -> None:
+        """Know a network's buffers and parameters."""
+        here = [entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)]
+        self._known = {storage_of(tensor): (tensor, "") for _, tensor in network.named_buffers()}
+        self._known |= {storage_of(tensor): (tensor, name) for name, tensor in here}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def parameters(self, operands: Sequence[Any]) -> str:
+        """The names of the parameters that operands are made of, joined by commas."""
+        entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
+        return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
+
+    def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
+        """Take note of an operation: its results are known if all that it used is."""
+        if name.endswith("_like") or name.startswith("new_"):
+            used = []  # their values do not count
+        known = all(storage_of(tensor) in self._known for tensor in tensors_in(used))
+        parameters = self.parameters(used) if known else ""
+        for tensor in made:
+            if known:
+                self._known.setdefault(storage_of(tensor), (tensor, parameters))
+            else:
+                self._known.pop(storage_of(tensor), None)
+
+
+class Scaled(TorchFunctionMode):
+    """Multiplies the sums of a network's calls by their factors.
+
+    ``factors``: by the `Call.place` of each and the length that it sums over. A factor may be a tensor.
+    """
+
+    def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
+        super().__init__()
+        self._network, self._factors, self._modules, self._known = network, factors, [""], Provenance()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter it for one forward pass."""
+        self._known.begin(self._network)
+        with modules_noted(self._network, self._modules), self:
+            yield
+        self._known.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        call = call_of(name, args, kwargs)
+        factor: Any = 1.0
+        if call:
+            call, operands = call.placed(self._modules[-1], self._known.parameters(call.operands)), call.operands
+            factor = self._factors.get((*call.place, call.inner), 1.0)
+        if isinstance(factor, float) and factor == 1:
+            outputs = func(*args, **kwargs)
+        elif call.operand == OUTPUT:
+            outputs = func(*args, **kwargs)
+            outputs = outputs + log(factor) if name == "logsumexp" else outputs * factor**call.power
+        else:
+            scaled = operands[0] * factor
+            if call.operand < len(args):
+                args = [*args]
+                if name == "einsum" and isinstance(args[1], list | tuple):
+                    args[1] = [scaled, *args[1][1:]]
+                else:
+                    args[call.operand] = scaled
+            else:
+                kwargs = {**kwargs, "input": scaled}
+            outputs = func(*args, **kwargs)
+        self._known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
+        return outputs
+
+
+@contextmanager
+def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
+    """Let a network have some of its parameters times their factors, in its modules' attributes of the same names."""
+    of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
+    products: dict[int, torch.Tensor] = {}
+    changed = []
+    try:
+        for module in list(network.modules()) if of else ():
+            before = dict(module._parameters)
+            keys = [key for key, parameter in before.items() if id(parameter) in of]
+            if keys:
+                changed.append((module, keys, before))
+            for key in keys:
+                parameter = module._parameters.pop(key)
+                product = products.setdefault(id(parameter), parameter * of[id(parameter)])
+                setattr(module, key, product)  # a recurrent layer has it in a list as well
+        yield
+    finally:
+        for module, keys, before in changed:
+            for key in keys:
+                module.__dict__.pop(key, None)
+                setattr(module, key, before[key])
+            module._parameters.clear()
+            module._parameters.update(before)  # in their order
+
+
+@contextmanager
+def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
+    """Keep the name of the module that is being called at the end of a list."""
+
+    def entered(name: str) -> Callable[..., None]:
+        return lambda *_: modules.append(name)
+
+    handles = []
+    for name, module in network.named_modules():
+        if name:
+            handles.append(module.register_forward_pre_hook(entered(name)))
+            handles.append(module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True))
+    with hooked(handles):
+        yield
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return len(values) == 2 and all(isinstance(value, torch.Tensor) for value in values)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument."""
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, Elsewhere):
+            yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that tensors of one storage share."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
