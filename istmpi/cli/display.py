@@ -16,6 +16,7 @@ from rich.text import Text
 
 from istmpi import comm
 from istmpi.checkpoint.saver import Saver
+from istmpi.cli.output import SECONDS_BETWEEN_LINES
 from istmpi.cli.run_facts import banner, outcome, round_line
 from istmpi.cli.run_options import Showing
 from istmpi.errors import IstmpiError
@@ -28,7 +29,6 @@ from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
 
-SECONDS_BETWEEN_LINES = 10
 LONGEST_ROUNDS = 4 * 3600.0
 """Seconds of speed that the bar remembers: two rounds in them tell the time left."""
 

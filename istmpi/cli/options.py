@@ -11,7 +11,6 @@ Decorator = Callable[[Callable], Callable]
 
 
 def flag(name: str, help: str) -> Decorator:
-    """A switch that is off."""
     names = [name, "as_json"] if name == "--json" else [name]
     return click.option(*names, is_flag=True, help=help)
 
@@ -24,7 +23,6 @@ def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
 def whole(
     name: str, metavar: str, help: str, least: int | None = None, largest: int = MOST_WHOLE, **settings: Any
 ) -> Decorator:
-    """An option with a whole number."""
     return text(name, metavar, help, type=WholeRange(least, largest), **settings)
 
 

@@ -26,7 +26,6 @@ Report = Callable[[str, int, int], None]
 
 
 def console(**settings: Any) -> Console:
-    """A console that shows texts as they are."""
     return Console(emoji=False, highlight=False, **settings)
 
 
@@ -41,12 +40,10 @@ def table(*columns: str) -> Table:
 
 
 def say(text: object, err: bool = False) -> None:
-    """Print one line."""
     click.echo(one_line(text), err=err)
 
 
 def note(text: object) -> None:
-    """Print a remark of istmpi's on the standard error."""
     say(f"istmpi: {text}", err=True)
 
 

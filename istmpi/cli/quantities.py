@@ -111,7 +111,6 @@ def ranks(option: str, text: str) -> list[int]:
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
-    """The lengths of an example's axes: ``3x32x32``."""
     return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, as 3x32x32"))
 
 

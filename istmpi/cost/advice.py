@@ -49,7 +49,6 @@ class Choice:
 
     @cached_property
     def seconds(self) -> float:
-        """Seconds of an epoch."""
         return epoch_seconds(self.cost, self.scenario.cluster, self.scenario.examples)
 
     @property

@@ -73,7 +73,6 @@ class Cluster:
             )
 
     def save(self, path: Path) -> None:
-        """Write it as a file that `load` reads."""
         tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         with appearing(path) as file:
             file.write(json.dumps(tree, indent=1).encode() + b"\n")

@@ -34,7 +34,6 @@ class Scenario:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def seconds(self, method: str, ranks: int) -> float:
-        """Return the seconds of an epoch."""
         return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:

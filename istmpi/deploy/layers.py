@@ -86,7 +86,6 @@ class State:
 
     @property
     def tensors(self) -> dict[str, Values]:
-        """Every tensor by its name in the network's state."""
         return {_name(layer.name, key): values for layer in self.layers for key, values in layer.tensors.items()}
 
 

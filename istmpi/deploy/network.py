@@ -87,14 +87,12 @@ class CalibratedNetwork:
 
     @torch.no_grad()
     def of_rows(self, rows: Ragged) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for sparse rows."""
         none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
         batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
         return outputs_of(self.module(*batch.to("cpu", self._dtype).inputs))[-1]
 
     @torch.no_grad()
     def of_graph(self, split: GraphSplit) -> np.ndarray:
-        """The outputs ``[n, outputs]`` for all nodes of a graph."""
         batch = split.batch(np.arange(1)).to("cpu", self._dtype)
         return outputs_of(self.module(*batch.inputs))[-1].numpy()
 

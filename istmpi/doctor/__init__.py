@@ -33,11 +33,9 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The worst of the findings' states."""
         return max((finding.state for finding in self.findings), key=STATES.index, default="green")
 
     def tree(self) -> dict[str, Any]:
-        """The report as nested dicts of plain values."""
         return {"verdict": self.verdict, **asdict(self)}
 
 

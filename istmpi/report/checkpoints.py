@@ -1,7 +1,6 @@
 """Checkpoints as tables for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from rich.markup import escape
@@ -11,6 +10,7 @@ from istmpi.checkpoint.summary import Entry
 from istmpi.foreign import printable
 from istmpi.report.tables import table_of
 from istmpi.report.units import duration, number, size
+from istmpi.units import counted
 
 SHOWN_CLASSES = 12
 
@@ -24,9 +24,9 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
             steps = "" if entry.local_steps is None else entry.local_steps
             position = [f"{entry.round} of {entry.rounds}", steps, entry.ranks, entry.method]
         verdict = entry.problem or ("valid" if verified else "can be opened")
-        return entry.file, *position, size(entry.bytes), _age(entry.modified), verdict
+        return entry.file, *position, size(entry.bytes), entry.modified, verdict
 
-    columns = "file", "round", "local steps", "ranks", "method", "size", "age", "contents"
+    columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
     return table_of(columns, map(row, entries))
 
 
@@ -35,7 +35,6 @@ def facts(contents: Mapping[str, Any]) -> Table:
     header, run = contents["header"], contents["header"]["run"]
     data, method = header["data"], run["method"]
     shape, names = " x ".join(map(str, data["shape"])), contents["classes"]
-    ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
     if header["temperature"] != 1:
         calibrated += f"; outputs divided by a temperature of {header['temperature']:.4g}"
@@ -46,7 +45,8 @@ def facts(contents: Mapping[str, Any]) -> Table:
         "position": f"{header['round']} of {run['train']['rounds']} rounds",
         "loss": f"{header['loss']:.4f}",
         "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
-        "saved by": f"{ranks}; " + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
+        "saved by": f"{counted(header['ranks'], 'rank')}; "
+        + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
         "data": f"{data['source']}, kind {data['kind']}, {data['task']}, examples {shape}",
         "classes": f"{len(names)}: {_first(names[:SHOWN_CLASSES], len(names))}"
         if names
@@ -78,10 +78,3 @@ def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
 
 def _first(values: Sequence[object], count: int) -> str:
     return f"{', '.join(map(str, values))}{', ...' * (count > len(values))}"
-
-
-def _age(modified: str) -> str:
-    if not modified:
-        return ""
-    minutes = round((datetime.now(timezone.utc) - datetime.fromisoformat(modified)).total_seconds() / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} days"

@@ -1,9 +1,4 @@
-"""Runs side by side: the cost of each method to reach a score, over repeats, and its end.
-
-A score counts as reached at the first evaluation where the median of it and its two neighbours has reached it; the
-first and the last evaluation count as they are. Figures are those of that evaluation: nothing is interpolated, so a
-figure is late by at most the distance between two evaluations.
-"""
+"""Runs side by side: the cost of each method to reach a score, over repeats, and its end."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -46,12 +41,10 @@ class Spread:
 
     @property
     def reached(self) -> int:
-        """The number of repeats that have a figure."""
         return sum(map(math.isfinite, self.values))
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The lowest and the highest figure; None without any."""
         there = [value for value in self.values if math.isfinite(value)]
         return (min(there), max(there)) if there else None
 
@@ -91,7 +84,6 @@ class Comparison:
         return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
-        """A figure at the last evaluation."""
         return Spread(tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
@@ -185,7 +177,6 @@ def _data(curves: Sequence[Curve]) -> list[str]:
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:
-    """Refuse targets that the score can never have."""
     for target in targets:
         if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
             limit = " and at most 1" * (score_name == "accuracy")

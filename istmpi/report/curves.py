@@ -63,7 +63,6 @@ class Curve:
     """The score on the test split at the end, where the points are on the validation split."""
 
     def save(self, path: Path) -> None:
-        """Write it as a file that `read` reads."""
         with appearing(path) as file:
             file.write(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n")
 

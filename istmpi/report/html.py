@@ -24,27 +24,18 @@ STYLE = f"""
 :root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink);
        background: var(--paper); overflow-wrap: break-word }}
-h1 {{ font-size: 1.5em; line-height: 1.25 }} h2 {{ font-size: 1.3em; margin-top: 2em }}
-h3 {{ font-size: 1.05em; margin: 1.8em 0 .4em }}
-.verdict {{ font-size: 1.1em; max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
-.made, caption, figcaption, .more {{ color: var(--faint); font-size: .85em }}
+.verdict {{ max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
+.made, .more {{ color: var(--faint); font-size: .85em }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
-th:first-child {{ text-align: left; font-weight: 600; position: sticky; left: 0; background: var(--paper) }}
-thead th {{ border-bottom: 2px solid var(--faint); vertical-align: bottom }}
+th:first-child, .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
 tbody th {{ font-weight: 400 }}
-.texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
-.value {{ white-space: nowrap }}
-.more {{ display: block }} .value + .value {{ color: var(--faint) }}
+.value {{ white-space: nowrap }} .more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
-.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
-            margin: 1.2em 0 }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem }}
 figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
-li {{ margin: .2em 0 }} a {{ color: var(--best) }} summary {{ cursor: pointer; font-weight: 600; margin: 1em 0 }}
-@media (max-width: 40rem) {{ body {{ font-size: 15px; margin-top: 1rem }} th, td {{ padding: .3em .4em }}
-                            table {{ font-size: .87em }} .value + .value {{ display: block }} }}
 """
 
 

@@ -10,7 +10,6 @@ WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate
 
 
 def facts(curve: Curve) -> dict[str, Any]:
-    """The settings that tell runs apart, and the number of ranks."""
     settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
     return settings | ({"ranks": curve.ranks} if curve.ranks else {})
 

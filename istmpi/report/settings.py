@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from istmpi.config import Setting, every_setting
-from istmpi.names import NETWORKS
 from istmpi.settings import schema_of
 
 SCHEMA = "http://json-schema.org/draft-07/schema#"
@@ -65,7 +64,10 @@ def schema() -> dict[str, Any]:
         if not section:
             properties |= {setting.name: schema_of(setting.hint) for setting in settings}
         else:
-            properties[section] = _networks(settings) if section == "model" else _closed(_properties(settings))
+            common = [setting for setting in settings if section != "model" or not setting.owner]
+            properties[section] = _closed(_properties(common))
+            if section == "model":
+                del properties[section]["additionalProperties"]  # each network has settings of its own
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
 
 
@@ -75,17 +77,3 @@ def _properties(settings: Iterable[Setting]) -> dict[str, Any]:
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _networks(settings: Iterable[Setting]) -> dict[str, Any]:
-    settings_of: dict[str, list[Setting]] = {}
-    for setting in settings:
-        settings_of.setdefault(setting.owner, []).append(setting)
-    common = settings_of.pop("")
-    cases = []
-    for network in ("mlp", *NETWORKS):
-        named: dict[str, Any] = {"properties": {"name": {"const": network}}}
-        if network != "mlp":
-            named["required"] = ["name"]  # without one it is mlp
-        cases.append({"if": named, "then": _closed(_properties([*common, *settings_of[network]]))})
-    return {"type": "object", "properties": _properties(common), "allOf": cases}

@@ -103,7 +103,6 @@ def learning_rate(optimizer: Optimizer, steps: int) -> str:
 
 
 def inexact(network: Architecture) -> str:
-    """A note on FLOPs that are told too large."""
     modules = ", ".join(module or "its own forward" for module in network.inexact)
     return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
 

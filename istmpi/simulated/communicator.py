@@ -228,7 +228,6 @@ class SimulatedCommunicator:
 
 
 def bytes_of(buffer: Any) -> np.ndarray:
-    """The memory of a buffer as bytes."""
     memory = buffer[0] if isinstance(buffer, list | tuple) else buffer
     values = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, dtype=np.uint8)
     assert values.flags.c_contiguous, "MPI takes contiguous memory"
@@ -273,11 +272,9 @@ class SimulatedMPI:
     # ---- for `istmpi.comm.mpi.stand_in`
 
     def now(self) -> float:
-        """Virtual seconds."""
         return self._network.scheduler.now
 
     def rest(self) -> None:
-        """Pause until something comes."""
         self._network.rest(self._rank)
 
     def __getattr__(self, name: str) -> Any:

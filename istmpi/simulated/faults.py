@@ -86,11 +86,9 @@ class Timing:
         return math.exp(self._draw.gauss(0.0, self._spread)) if self._draw else 1.0
 
     def call(self, rank: int) -> float:
-        """Seconds that a rank's next call takes."""
         return CALL_SECONDS * self._times() * self._slow.get(rank, 1.0)
 
     def message(self, nbytes: int = 0) -> float:
-        """Seconds that a message is under way."""
         return MESSAGE_SECONDS * self._times() + nbytes / BYTES_PER_SECOND
 
     def noticing(self) -> float:

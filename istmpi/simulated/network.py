@@ -37,7 +37,6 @@ class Network:
         self._kills = {kill.rank: kill for kill in faults.kills}
 
     def next_context(self) -> int:
-        """The number of a new communicator."""
         self._contexts += 1
         return self._contexts
 

@@ -68,7 +68,6 @@ class Scheduler:
         self.at(self.now + seconds, None, (task, task.ticket))
 
     def end(self, verdict: BaseException) -> None:
-        """End the job: nothing else happens in it."""
         self.verdict = self.verdict or verdict
 
     # ---- for the task that has the baton
@@ -166,7 +165,6 @@ class Scheduler:
             self._hand_to(self._following())
 
     def left(self) -> Sequence[Task]:
-        """The tasks that are neither done nor dead."""
         return [task for task in self.tasks if not (task.done or task.dead)]
 
 

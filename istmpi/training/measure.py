@@ -29,6 +29,7 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
 from istmpi.training.loop import Training
+from istmpi.units import counted
 
 SECONDS = 0.3
 MOST_REPETITIONS = 25
@@ -65,10 +66,9 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
     step, transfer, deal = _overheads(run, communicator, speed, product, touch)
-    hosts = len(set(communicator.hosts()))
     return Cluster(
-        name=f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}",
-        source=f"measured on {device} with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
+        name=f"{counted(ranks, 'rank')} on {counted(len(set(communicator.hosts())), 'host')}",
+        source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
         links=links,
         flops=(speed,),
         product_seconds=product,

@@ -54,11 +54,9 @@ class LastRound:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """Return the examples and bytes a second of all ranks; None where the clock saw no time pass."""
         return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
 
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
-        """Return a copy that includes the phases since."""
         return replace(self, phases={**self.phases, **evaluating})
 
 

@@ -42,7 +42,6 @@ class Summary:
 
     @property
     def examples_per_second(self) -> float:
-        """Examples a second of all ranks, evaluations left out."""
         return self.last.examples / self.last.seconds
 
 

@@ -20,7 +20,6 @@ WIDTH_OF_A_LOG = 200
 
 
 def comparing(command: Callable) -> Callable:
-    """Decorate a click command with --targets."""
     help = "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]"
     return text("--targets", "SCORE,...", help)(command)
 
@@ -71,13 +70,11 @@ def as_targets(text: str | None) -> list[float]:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print its tables."""
     width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
     tables.comparison(console(width=width), comparison)
 
 
 def tree_of(comparison: Comparison) -> dict[str, Any]:
-    """A comparison for other programs."""
     tree = {"data": comparison.data, "score": comparison.score_name, "targets": comparison.targets}
     return {"comparisons": [tree | {"notes": notes(comparison), "rows": comparison.rows()}]}
 
@@ -97,7 +94,6 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
 
 
 def draw(comparison: Comparison, title: str, path: Path, required: bool = True) -> None:
-    """Draw the picture of a comparison."""
     with drawing(path, required):
         from istmpi.report import comparison_plots
 
