@@ -12,9 +12,7 @@ KINDS = (DELAYS, STOPS, SLOW, KILLS)
 """The kinds of faults; all but the last leave the result as it is, to the last bit."""
 
 CALL_SECONDS = 1e-6
-"""Virtual time that a call of MPI takes its rank."""
 MESSAGE_SECONDS = 1e-5
-"""Virtual time that a message is under way, beside its bytes."""
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
 """A larger message waits at its sender until it is received, as MPI libraries do; what is drawn does so at random."""

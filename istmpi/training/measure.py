@@ -34,7 +34,6 @@ from istmpi.units import counted
 SECONDS = 0.3
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
-"""Seconds that shorter work is repeated to fill."""
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 """Bytes that a rank sends to all others together."""
@@ -46,7 +45,6 @@ _NOISE = 0.1
 """The least fraction of the time that is left to the rest: fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
-"""Settings of a run on digits whose time is all overhead."""
 TINY_ROUNDS = 12
 
 
