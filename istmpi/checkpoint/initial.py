@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -30,6 +30,8 @@ from istmpi.foreign import plain_value, printable, reading
 from istmpi.models.architecture import Architecture
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
+CONSTRUCTOR = "constructor"
+"""In place of a file: the values that the network's constructor makes."""
 SHOWN = 6
 """The most names that a line lists."""
 _SAFETENSORS = {
@@ -202,6 +204,14 @@ def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
         dtype = next(iter(store.parameters.values())).dtype
         raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
     return fit
+
+
+def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
+    """Bring a store's rows of these parameters to the values that the constructor makes; each rank makes them all."""
+    values = network.constructed(seed) if names else {}
+    for name in names:
+        rows = store.owners.rows(len(values[name]), store.rank)
+        store.tensors[name].copy_(values[name][rows.start : rows.stop])
 
 
 def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:

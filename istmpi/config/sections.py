@@ -234,7 +234,7 @@ class Train:
     init: Annotated[
         str,
         "A file of weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors, or a state "
-        "dict of torch; a resumed run does not read it.",
+        "dict of torch; a resumed run does not read it. constructor: what your network's constructor makes.",
     ] = ""
     patience: Annotated[
         Natural,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from istmpi.models.norms import BatchNorm
+    from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
 
@@ -180,11 +180,21 @@ class Architecture:
         with seeded():
             return self.code.build().to(getattr(torch, self._dtype))
 
-    def batch_norm_layers(self, network: nn.Module) -> dict[str, BatchNorm]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
-        from istmpi.models.norms import BatchNorm
+    def constructed(self, seed: int) -> dict[str, torch.Tensor]:
+        """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
+        import torch
 
-        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BatchNorm)}
+        from istmpi.models.trials import seeded
+
+        with seeded(seed):
+            network = self.code.build().to(getattr(torch, self._dtype))
+        return {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
+        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
+        from istmpi.models.norms import Calibrated
+
+        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
         if not self.stages:
             return layers
         return {name.partition(".")[0]: layer for name, layer in layers.items()}

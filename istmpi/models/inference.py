@@ -151,10 +151,6 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         problem = ""
         if not parameter.numel():
             problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
-        elif not parameter.requires_grad:
-            problem = "is frozen (requires_grad=False), which istmpi cannot keep. Register it as a buffer"
-        elif parameter.ndim == 0:
-            problem = "is a single number without an axis. Give it one, as torch.ones(1)"
         elif not parameter.is_floating_point():
             problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
         elif "/" in name:

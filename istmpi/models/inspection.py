@@ -18,7 +18,7 @@ from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
 from istmpi.models.inference import infer
 from istmpi.models.leaf_proof import proved_leaves
-from istmpi.models.norms import BatchNorm
+from istmpi.models.norms import Calibrated
 from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
@@ -47,8 +47,8 @@ def inspect(network: UserNetwork) -> Table:
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
-                f"{network.name}: its buffer {name} has random values, which would be others on every rank. Compute it "
-                f"from a generator with a seed of its own."
+                f"{network.name}: its buffer {name} has random values, which would be others on every rank; frozen "
+                f"parameters are buffers. Compute it from a generator with a seed of its own."
             )
     traced = trace(network, inferred.widths, inferred.blocks, module)
     layers = _layers(module)
@@ -65,6 +65,7 @@ def inspect(network: UserNetwork) -> Table:
         groups=inferred.lengths,
         undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
         parameters=parameters,
+        computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         uses=uses,
@@ -96,7 +97,7 @@ class _Layer:
 class _Watched:
     """The layers as one forward pass has shown them, by the names of their modules."""
 
-    norms: Mapping[str, BatchNorm]
+    norms: Mapping[str, Calibrated]
     called: frozenset[str]
     """The products that were called."""
     bare: frozenset[str]
@@ -125,7 +126,7 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 
 def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
-    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
+    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: set[int] = set()
@@ -235,12 +236,7 @@ def _initial(
             f"it some."
         )
     if first == second:
-        if first[1] is None:
-            raise ConfigError(
-                f"{network.name}: its parameter {name} starts with values that the constructor computes, which istmpi "
-                f"cannot deal out. Start it with random numbers or a constant, or register it as a buffer."
-            )
-        return 0.0, first[1]
+        return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
     if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
         weight = layers[0].module.weight if layers[0].key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0

@@ -199,7 +199,7 @@ def without_values() -> Iterator[None]:
     replaced: Any = WeakIdKeyDictionary()
 
     def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:
+        if parameter is None or parameter.is_meta or not parameter.requires_grad:
             return parameter
         if parameter not in replaced:
             layout = parameter.shape, parameter.stride()

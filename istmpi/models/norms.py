@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
 
 
-class BatchNorm(nn.Module):
+class Calibrated:
     """A normalisation of every unit over the batch, or by ``moments`` once they are set: ``[batch, units, ...]``.
 
     A unit of a subnet sees fewer inputs than it will in the full network, so running statistics gathered in training
@@ -22,6 +22,10 @@ class BatchNorm(nn.Module):
 
     moments: tuple[torch.Tensor, torch.Tensor] | None = None
     """Mean and variance of every unit, ``[units]`` each."""
+
+
+class BatchNorm(Calibrated, nn.Module):
+    """The normalisation of PyTorch's own layers, without anything else."""
 
     def __init__(self, units: int, affine: bool, dtype: torch.dtype | None = None):
         super().__init__()
@@ -36,18 +40,40 @@ class BatchNorm(nn.Module):
         )
 
 
+class _OfAnotherClass(Calibrated):
+    """The normalisation of a class derived from PyTorch's, whose forward reads running statistics: the moments."""
+
+    @property
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if self.running_mean is None else (self.running_mean, self.running_var)
+
+    @moments.setter
+    def moments(self, moments: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        self.running_mean, self.running_var = moments or (None, None)
+
+
+@cache
+def _calibrated(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (_OfAnotherClass, kind), {})
+
+
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn PyTorch's own batch normalisations into ours, with their weights and epsilon."""
+    """Turn batch normalisations, PyTorch's own and those of derived classes, into such without running statistics."""
+    own = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
     for module in network.modules():
-        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        if type(module) in own:
             module._buffers.clear()
             module.__class__ = BatchNorm
+        elif isinstance(module, own):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            module.__class__ = _calibrated(type(module))
 
 
 @torch.no_grad()
 def calibrate(
     network: nn.Module,
-    layers: Mapping[str, BatchNorm],
+    layers: Mapping[str, Calibrated],
     inputs: tuple[torch.Tensor, ...],
     moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
@@ -56,7 +82,7 @@ def calibrate(
     ``moments_of`` gets that input and the layer's name.
     """
 
-    def take(name: str, layer: BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+    def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:
         layer.moments = moments_of(inputs[0], name)
 
     with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):

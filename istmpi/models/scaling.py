@@ -152,7 +152,8 @@ class Scaled(TorchFunctionMode):
 
     def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
         super().__init__()
-        self._network, self._factors, self._modules, self._known = network, factors, [""], Provenance()
+        self._network, self._modules, self._known = network, [""], Provenance()
+        self._factors = [(*key, factor) for key, factor in factors.items()]
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -168,7 +169,11 @@ class Scaled(TorchFunctionMode):
         factor: Any = 1.0
         if call:
             call, operands = call.placed(self._modules[-1], self._known.parameters(call.operands)), call.operands
-            factor = self._factors.get((*call.place, call.inner), 1.0)
+            # Some lengths are symbols while a program is exported; those of other calls may not be compared.
+            known = (
+                factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner
+            )
+            factor = next(known, 1.0)
         if isinstance(factor, float) and factor == 1:
             outputs = func(*args, **kwargs)
         elif call.operand == OUTPUT:

@@ -86,6 +86,8 @@ class Table:
     """The reason why each of the other widths cannot be dealt out."""
     parameters: Mapping[str, ParameterEntry]
     """Every parameter by its name in the network; a tied one has the first of its names."""
+    computed: tuple[str, ...] = ()
+    """The parameters that start with what the constructor computes, neither constant nor drawn."""
     norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
     """The batch normalisations by the names of their modules, or of modules that have no other one inside."""
     sums: Mapping[str, tuple[str, ...]]
@@ -149,6 +151,7 @@ class Table:
             fixed=lengths("fixed"),
             undealt=dict(tree["undealt"]),
             parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
+            computed=tuple(tree.get("computed", ())),
             norms={name: BatchNormalisation(**entry) for name, entry in tree["norms"].items()},
             sums=names("sums"),
             uses=None

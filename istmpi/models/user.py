@@ -142,6 +142,9 @@ class UserNetwork:
                     f"{self.name}: its parameter {name} has no shape before the first forward pass. Give its layer the "
                     f"number of its inputs."
                 )
+            if parameter.ndim == 0:
+                parameter.data = parameter.data.reshape(1)  # rows are what ranks own
+        _freeze(built)
         return built
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -206,6 +209,19 @@ class UserNetwork:
                     f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need floating-point "
                     f"numbers. Return the scores themselves, for classes their logits."
                 )
+
+
+def _freeze(network: nn.Module) -> None:
+    """Turn frozen parameters into buffers, which every rank has from the constructor and nobody sends or steps."""
+    from torch import nn
+
+    for module in list(network.modules()):
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                del module._parameters[key]
+                module.register_buffer(key, parameter.data)
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
 
 
 def user_network(

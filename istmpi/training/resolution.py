@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches
@@ -102,6 +103,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
     anew = starting_anew(store.parameters, owners.lengths, network)
     fresh = ParameterStore({name: network.parameters[name] for name in anew}, network.lengths, owners.ranks, rank)
     fresh.initialise(seed)
+    begin_as_constructed(network, fresh, seed, [name for name in network.table.computed if name in anew])
     made = ParameterStore({}, network.lengths, owners.ranks, rank)
     for name, parameter in network.parameters.items():
         made.parameters[name] = parameter

@@ -33,10 +33,12 @@ OWN = {
     "sharing": {"model.name": f"{_HERE}/exported_networks.py:Sharing", "model.dtype": "float64"},
     "unrecorded": {"model.name": f"{_HERE}/exported_networks.py:Unrecorded"},
     "deciding": {"model.name": f"{_HERE}/exported_networks.py:Deciding"},
+    "tied": {"model.name": f"{_HERE}/using_networks.py:Tied"},
+    "two": {"model.name": f"{_HERE}/using_networks.py:TwoFactors"},
     "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
 }
 """Settings of networks of one's own."""
-OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25}
+OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "one": 0.5, "other": 0.25}
 
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:

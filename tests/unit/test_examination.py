@@ -101,9 +101,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
 @pytest.mark.parametrize(
     "what, problem",
     [
-        ("frozen", "parameter first.weight is frozen"),
-        ("scalar", "parameter scale is a single number"),
-        ("computed", "parameter scale starts with values that the constructor computes"),
+        ("frozen", "buffer first.weight has random values, .* frozen parameters are buffers"),
         ("random buffer", "buffer noise has random values"),
         ("counting", "buffer count is changed by a forward pass"),
         ("complex", "parameter scale is of torch.complex64"),
@@ -202,7 +200,15 @@ def test_what_cannot_be_dealt_out_is_refused():
 def test_a_sum_outside_of_a_layer_is_found_and_scaled():
     by_hand = ready("Odd", what="by hand")
     by_hand.require_dealable(("hidden",))
-    assert [(use.parameter, use.inner, use.groups) for use in by_hand.uses] == [("weight", "hidden", ("hidden",))]
+    assert by_hand.table.folded == {"weight": ("hidden",)}
+    assert by_hand.weight_factor("weight", by_hand.lengths, {"hidden": 0.25}) == 0.25
+
+
+def test_a_single_number_and_computed_values_are_parameters_like_others():
+    assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
+    computed = ready("Odd", what="computed")
+    assert computed.table.computed == ("scale",)
+    torch.testing.assert_close(computed.constructed(3)["scale"], torch.linspace(1, 2, 7))
 
 
 def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():

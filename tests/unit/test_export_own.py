@@ -10,6 +10,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+import using_networks
 from batches import examples_of
 from checkpoint_files import OWN
 from patience import patient
@@ -19,9 +20,9 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
-CLASSES = {**vars(networks), **vars(exported_networks)}
-TRACED = ["convolutional", "shaken", "sharing", "unrecorded"]
-LOADED = ["convolutional", "sharing"]
+CLASSES = {**vars(networks), **vars(exported_networks), **vars(using_networks)}
+TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied", "two"]
+LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""
 
 
@@ -164,6 +165,7 @@ def test_tied_parameters_are_there_once(checkpoints, tmp_path, form):
     "name, problem",
     [
         ("shaken", "tied.weight is in its class another layer's tensor"),
+        ("tied", "linear in its forward has a factor in the full network that no weight can hold"),
         ("unrecorded", "norm has no running statistics in its class"),
     ],
 )

@@ -159,7 +159,7 @@ def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
         ),
         (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units but the run has 9"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
-        (["train", "--dry-run", "--model", f"{FILE}:Odd", "--set", "model.what='frozen'"], "first.weight is frozen"),
+        (["train", "--dry-run", "--model", f"{FILE}:Odd", "--set", "model.what='frozen'"], "first.weight has random"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
         (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),

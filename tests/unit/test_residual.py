@@ -103,7 +103,7 @@ def test_blocks_and_their_widths_are_scaled_where_they_multiply_by_hand():
     network = ready(f"{FILE}:OwnProducts", FLAT)
     network.require_dealable(("blocks",))
     network.require_dealable(("width",))
-    assert {use.groups for use in network.uses} == {("width",)}
+    assert {*network.table.folded.values()} == {("width",)}
 
 
 @pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 3, 1)])

@@ -1,0 +1,47 @@
+"""Networks that multiply in their own way, trained by IST against full networks with masks, whatever the ranks."""
+
+import numpy as np
+import pytest
+import torch
+from masked_oracle import CASES, score, train
+from small import own_run, whole
+
+from istmpi.training.loop import Training
+from tests.networks.failing import FAILING
+from tests.networks.running import data, place
+from tests.networks.table import ROWS
+
+PRECISION = 1e-9
+ROW = {row.network: row for row in ROWS}
+
+
+def cases():
+    reasons = {name: why for why, names in FAILING["oracle"].items() for name in names.split()}
+    for name, case in CASES.items():
+        why = reasons.get(ROW[case.network].name)
+        yield pytest.param(case, id=name, marks=[pytest.mark.xfail(strict=True, reason=why)] * bool(why))
+
+
+@pytest.mark.ranks(only=[2, 3, 5])
+@pytest.mark.parametrize("case", [*cases()])
+def test_it_trains_as_the_full_network_with_masks_does(comm, shared_tmp, case):
+    row = ROW[case.network]
+    if comm.rank == 0:
+        data(row, shared_tmp)
+    comm.barrier()
+    settings = {f"model__{name}": length for name, length in case.lengths.items() if name[-1] not in "12"}
+    numbered = [length for name, length in case.lengths.items() if name[-1] in "12"]
+    settings |= {"model__hidden": numbered} if numbered else {}
+    partition = {"method__partition": list(case.lengths), "train__rounds": 2, "train__batch": 4}
+    source = {"model__name": place(row), "data__source": str(data(row, shared_tmp))}
+    run = own_run(**settings, **partition, **source)
+    training = Training(run, comm)
+    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    progress = list(training.rounds())
+    expected, losses = train(case, run, initial, comm.size)
+    found = whole(training)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=PRECISION, err_msg=name)
+    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+    assert progress[-1].score.loss == pytest.approx(score(case, run, expected, comm.size), abs=PRECISION)

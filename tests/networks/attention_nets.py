@@ -1,0 +1,304 @@
+"""Networks with attention, as users write them: they know nothing of istmpi."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+DIM = 2
+"""Numbers of a head."""
+
+
+class Mha(nn.Module):
+    """torch's own attention, of so many heads."""
+
+    def __init__(self, shape, outputs, heads=12):
+        super().__init__()
+        self.first = nn.Linear(shape[-1], heads * DIM)
+        self.attention = nn.MultiheadAttention(heads * DIM, heads, batch_first=True)
+        self.last = nn.Linear(heads * DIM, outputs)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+class MhaWide(nn.Module):
+    """torch's own attention, whose width is divided into four heads."""
+
+    def __init__(self, shape, outputs, embed=24):
+        super().__init__()
+        self.first = nn.Linear(shape[-1], embed)
+        self.attention = nn.MultiheadAttention(embed, 4, batch_first=True)
+        self.last = nn.Linear(embed, outputs)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+class MhaCross(nn.Module):
+    """torch's own attention, with keys and values of widths of their own."""
+
+    def __init__(self, shape, outputs, heads=12, keys=8):
+        super().__init__()
+        self.query, self.key = nn.Linear(shape[-1], heads * DIM), nn.Linear(shape[-1], keys)
+        self.attention = nn.MultiheadAttention(heads * DIM, heads, kdim=keys, vdim=shape[-1], batch_first=True)
+        self.last = nn.Linear(heads * DIM, outputs)
+
+    def forward(self, x):
+        queries = self.query(x.mean(1, keepdim=True))
+        return self.last(self.attention(queries, torch.tanh(self.key(x)), x, need_weights=False)[0][:, 0])
+
+
+class Sdpa(nn.Module):
+    """Fused queries, keys and values on a stream."""
+
+    def __init__(self, shape, outputs, embed=6, heads=12):
+        super().__init__()
+        self.heads, self.first, self.norm = heads, nn.Linear(shape[-1], embed), nn.LayerNorm(embed)
+        self.qkv, self.out = nn.Linear(embed, 3 * heads * DIM), nn.Linear(heads * DIM, embed)
+        self.last = nn.Linear(embed, outputs)
+
+    def forward(self, x):
+        x = self.first(x)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, DIM)).permute(2, 0, 3, 1, 4)
+        heads = functional.scaled_dot_product_attention(q, k, v)
+        return self.last((x + self.out(heads.transpose(1, 2).flatten(2))).mean(1))
+
+
+class ByEinsum(nn.Module):
+    """Attention by einsum, with weights that have an axis of heads."""
+
+    def __init__(self, shape, outputs, heads=12):
+        super().__init__()
+        self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(shape[-1], heads, DIM) / 2) for _ in range(3))
+        self.wo = nn.Parameter(torch.randn(heads, DIM, outputs) / 2)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btf,fhd->bhtd", x, weight) for weight in (self.wq, self.wk, self.wv))
+        attended = torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) / DIM**0.5, -1)
+        return torch.einsum("bhqk,bhkd,hdo->bo", attended, v, self.wo) / x.shape[1]
+
+
+class EncoderLayer(nn.Module):
+    """torch's own layer of an encoder."""
+
+    first = False
+
+    def __init__(self, shape, outputs, heads=6, hidden=12):
+        super().__init__()
+        self.into = nn.Linear(shape[-1], heads * DIM)
+        self.layer = nn.TransformerEncoderLayer(
+            heads * DIM, heads, hidden, 0.0, batch_first=True, norm_first=self.first
+        )
+        self.last = nn.Linear(heads * DIM, outputs)
+
+    def forward(self, x):
+        return self.last(self.layer(self.into(x)).mean(1))
+
+
+class EncoderLayerFirst(EncoderLayer):
+    """The same, normalised before the product."""
+
+    first = True
+
+
+class Encoder(nn.Module):
+    """torch's own encoder, normalised first: so many layers that add to their input."""
+
+    def __init__(self, shape, outputs, hidden=12, depth=3):
+        super().__init__()
+        self.into = nn.Linear(shape[-1], 8)
+        layer = nn.TransformerEncoderLayer(8, 2, hidden, 0.1, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.last = nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.last(self.encoder(self.into(x)).mean(1))
+
+
+class Heads(nn.Module):
+    """Plain attention, with something that a derived class adds to its scores."""
+
+    def __init__(self, shape, outputs, heads=12):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key = nn.Linear(shape[-1], heads * DIM), nn.Linear(shape[-1], heads * DIM)
+        self.value, self.out = nn.Linear(shape[-1], heads * DIM), nn.Linear(heads * DIM, outputs)
+        self.prepare(shape[0])
+
+    def prepare(self, length):
+        pass
+
+    def more(self, length):
+        return 0
+
+    def turned(self, x):
+        return x
+
+    def forward(self, x):
+        q, k, v = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        scores = self.turned(q) @ self.turned(k).transpose(2, 3) / DIM**0.5 + self.more(x.shape[1])
+        return self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).mean(1))
+
+
+class RelativeTable(Heads):
+    """A learnt number of each head for each pair of places, which is added."""
+
+    def prepare(self, length):
+        self.table = nn.Parameter(torch.randn(self.heads, length, length))
+
+    def more(self, length):
+        return self.table[:, :length, :length]
+
+
+class RelativeBuckets(Heads):
+    """A learnt number of each head for each distance, which is looked up and added."""
+
+    def prepare(self, length):
+        self.buckets = nn.Embedding(2 * length, self.heads)
+
+    def more(self, length):
+        places = torch.arange(length)
+        return self.buckets(places[:, None] - places + length).permute(2, 0, 1)
+
+
+class SlopesLearnt(Heads):
+    """A learnt slope of each head, by which distance counts."""
+
+    def prepare(self, length):
+        self.slopes = nn.Parameter(torch.full((self.heads,), 0.5))
+
+    def more(self, length):
+        places = torch.arange(length)
+        return -self.slopes[:, None, None] * (places[:, None] - places).abs()
+
+
+class Alibi(SlopesLearnt):
+    """A slope that a head's number decides: heads are not alike."""
+
+    def prepare(self, length):
+        self.register_buffer("slopes", 2.0 ** (-8 * (torch.arange(self.heads) + 1) / self.heads))
+
+
+class Rotary(Heads):
+    """Queries and keys are turned by their places."""
+
+    def turned(self, x):
+        angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0])
+        first, second = x.chunk(2, -1)
+        cosine, sine = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+
+
+class RotaryDim(nn.Module):
+    """Queries and keys that are turned by pairs: the numbers of a head are not alike."""
+
+    def __init__(self, shape, outputs, dim=16):
+        super().__init__()
+        self.query, self.key = nn.Linear(shape[-1], dim), nn.Linear(shape[-1], dim)
+        self.last = nn.Linear(shape[-1], outputs)
+
+    def turned(self, x):
+        angles = torch.arange(x.shape[1])[:, None] / 10.0 ** (torch.arange(x.shape[2] // 2) / x.shape[2])
+        first, second = x.chunk(2, -1)
+        cosine, sine = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+
+    def forward(self, x):
+        scores = self.turned(self.query(x)) @ self.turned(self.key(x)).transpose(1, 2)
+        return self.last((torch.softmax(scores, -1) @ x).mean(1))
+
+
+class MultiQuery(nn.Module):
+    """Queries of so many heads, and one head of keys and values for all."""
+
+    def __init__(self, shape, outputs, heads=12):
+        super().__init__()
+        self.heads, self.query = heads, nn.Linear(shape[-1], heads * DIM)
+        self.key, self.value = nn.Linear(shape[-1], DIM), nn.Linear(shape[-1], DIM)
+        self.out = nn.Linear(heads * DIM, outputs)
+
+    def forward(self, x):
+        q = self.query(x).unflatten(-1, (self.heads, DIM)).transpose(1, 2)
+        k, v = self.key(x)[:, None], self.value(x)[:, None]
+        heads = torch.softmax(q @ k.transpose(2, 3), -1) @ v
+        return self.out(heads.transpose(1, 2).flatten(2).mean(1))
+
+
+class AttentionPooled(nn.Module):
+    """One learnt query decides how much each place counts."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.first, self.query = nn.Linear(shape[-1], hidden), nn.Parameter(torch.randn(hidden) / 3)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last((torch.softmax(x @ self.query, 1)[..., None] * x).sum(1))
+
+
+class Latents(nn.Module):
+    """Learnt queries, so many as an argument says, whose answers are averaged."""
+
+    def __init__(self, shape, outputs, latents=12):
+        super().__init__()
+        self.latents, self.key = nn.Parameter(torch.randn(latents, 4)), nn.Linear(shape[-1], 4)
+        self.value, self.last = nn.Linear(shape[-1], 5), nn.Linear(5, outputs)
+
+    def forward(self, x):
+        attended = torch.softmax(self.latents @ self.key(x).transpose(1, 2), -1) @ self.value(x)
+        return self.last(torch.tanh(attended).mean(1))
+
+
+class Mixer(nn.Module):
+    """Hidden layers across places and across channels, on a stream."""
+
+    def __init__(self, shape, outputs, stream=6, across=12, along=14):
+        super().__init__()
+        self.into, self.norm = nn.Linear(shape[-1], stream), nn.LayerNorm(stream)
+        self.up_places, self.down_places = nn.Linear(shape[0], across), nn.Linear(across, shape[0])
+        self.up, self.down, self.last = nn.Linear(stream, along), nn.Linear(along, stream), nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.into(x)
+        mixed = self.down_places(functional.gelu(self.up_places(self.norm(x).transpose(1, 2))))
+        x = x + mixed.transpose(1, 2)
+        return self.last((x + self.down(functional.gelu(self.up(self.norm(x))))).mean(1))
+
+
+class T5Attention(nn.Module):
+    """Attention as T5's: scores are not divided, and nothing has a bias."""
+
+    def __init__(self, embed, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(embed, heads * DIM, bias=False) for _ in range(3))
+        self.o = nn.Linear(heads * DIM, embed, bias=False)
+
+    def forward(self, x, distances):
+        q, k, v = (part(x).unflatten(-1, (self.heads, DIM)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        scores = q @ k.transpose(2, 3)
+        scores += distances
+        return self.o((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2))
+
+
+class T5(nn.Module):
+    """Two layers of attention as T5's: a table of distances is added to the scores of both."""
+
+    def __init__(self, shape, outputs, embed=6, heads=8, hidden=12):
+        super().__init__()
+        self.into, self.buckets = nn.Linear(shape[-1], embed), nn.Embedding(2 * shape[0], heads)
+        self.attention = nn.ModuleList(T5Attention(embed, heads) for _ in range(2))
+        self.wi, self.wo = nn.Linear(embed, hidden, bias=False), nn.Linear(hidden, embed, bias=False)
+        self.last = nn.Linear(embed, outputs)
+
+    def forward(self, x):
+        x, places = self.into(x), torch.arange(x.shape[1])
+        distances = self.buckets(places[:, None] - places + len(places)).permute(2, 0, 1)[None]
+        for attention in self.attention:
+            x = x + attention(x, distances)
+        return self.last((x + self.wo(torch.relu(self.wi(x)))).mean(1))

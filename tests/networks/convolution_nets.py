@@ -1,0 +1,236 @@
+"""Networks of convolutions, as users write them: they know nothing of istmpi."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Lenet(nn.Module):
+    """Two convolutions, and two dense layers behind a flattening."""
+
+    def __init__(self, shape, outputs, channels=(8, 12), hidden=12):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
+        self.second = nn.Conv2d(*channels, 3, padding=1)
+        self.dense = nn.Linear(channels[1] * (shape[1] // 4) * (shape[2] // 4), hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = functional.max_pool2d(torch.relu(self.first(x)), 2)
+        x = functional.max_pool2d(torch.relu(self.second(x)), 2)
+        return self.last(torch.relu(self.dense(x.flatten(1))))
+
+
+class Separable(nn.Module):
+    """A convolution of each channel by itself, and one of one pixel."""
+
+    def __init__(self, shape, outputs, channels=12, wide=14):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 1)
+        self.depthwise = nn.Conv2d(channels, channels, 3, groups=channels)
+        self.pointwise, self.norm = nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide)
+        self.last = nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        x = self.depthwise(torch.relu(self.first(x)))
+        return self.last(torch.relu(self.norm(self.pointwise(x))).mean((2, 3)))
+
+
+class GroupsCounted(nn.Module):
+    """Convolutions in groups of four channels, so many as an argument says."""
+
+    def __init__(self, shape, outputs, groups=12):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 4 * groups, 3)
+        self.grouped = nn.Conv2d(4 * groups, 2 * groups, 3, groups=groups)
+        self.last = nn.Linear(2 * groups, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.grouped(torch.relu(self.first(x)))).mean((2, 3)))
+
+
+class GroupsFixed(nn.Module):
+    """A convolution in four groups: channels of one group are not those of another."""
+
+    def __init__(self, shape, outputs, channels=16):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 3)
+        self.grouped = nn.Conv2d(channels, channels, 3, groups=4)
+        self.last = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.grouped(torch.relu(self.first(x)))).mean((2, 3)))
+
+
+class Residual(nn.Module):
+    """A block of two convolutions, normalised before them, that adds to its input."""
+
+    def __init__(self, shape, outputs, stream=6, inner=12):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], stream, 3, padding=1, bias=False)
+        self.norm, self.first = nn.BatchNorm2d(stream), nn.Conv2d(stream, inner, 3, padding=1, bias=False)
+        self.inner_norm, self.second = nn.BatchNorm2d(inner), nn.Conv2d(inner, stream, 3, padding=1, bias=False)
+        self.last = nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.stem(x)
+        inner = torch.relu(self.inner_norm(self.first(torch.relu(self.norm(x)))))
+        return self.last((x + self.second(inner)).mean((2, 3)))
+
+
+class Unet(nn.Module):
+    """Two scales, with what comes up beside what went by."""
+
+    def __init__(self, shape, outputs, channels=12):
+        super().__init__()
+        self.first, self.down = nn.Conv2d(shape[0], channels, 3, padding=1), nn.Conv2d(channels, 2 * channels, 2, 2)
+        self.up = nn.ConvTranspose2d(2 * channels, channels, 2, stride=2)
+        self.joined = nn.Conv2d(2 * channels, channels, 3, padding=1)
+        self.last = nn.Conv2d(channels, outputs, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        deep = torch.relu(self.up(torch.relu(self.down(x))))
+        return self.last(torch.relu(self.joined(torch.cat([x, deep], dim=1)))).mean((2, 3))
+
+
+class Upsampling(nn.Module):
+    """Transposed convolutions, the second one of each channel by itself."""
+
+    def __init__(self, shape, outputs, channels=12, wide=14):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 3, stride=2)
+        self.up = nn.ConvTranspose2d(channels, wide, 2, stride=2)
+        self.alone = nn.ConvTranspose2d(wide, wide, 2, groups=wide)
+        self.last = nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.alone(torch.relu(self.up(torch.relu(self.first(x)))))).mean((2, 3)))
+
+
+class ConvNext(nn.Module):
+    """A block of a ConvNeXt: depthwise, normalised over channels, inverted, with a gain of each channel."""
+
+    def __init__(self, shape, outputs, stream=6, hidden=12):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], stream, 2, stride=2)
+        self.depthwise, self.norm = nn.Conv2d(stream, stream, 3, padding=1, groups=stream), nn.LayerNorm(stream)
+        self.up, self.down = nn.Linear(stream, hidden), nn.Linear(hidden, stream)
+        self.gamma = nn.Parameter(torch.full((stream,), 0.1))
+        self.last = nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.stem(x)
+        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        inner = self.gamma * self.down(functional.gelu(self.up(inner)))
+        return self.last((x + inner.permute(0, 3, 1, 2)).mean((2, 3)))
+
+
+class SqueezeExcite(nn.Module):
+    """Channels that are weighted by what all of them say."""
+
+    def __init__(self, shape, outputs, channels=12, squeezed=14):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 3)
+        self.squeeze, self.excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+        self.last = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        weights = self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True))))
+        return self.last((x * torch.sigmoid(weights)).mean((2, 3)))
+
+
+class PixelShuffled(nn.Module):
+    """Channels in fours that become four pixels of one."""
+
+    def __init__(self, shape, outputs, channels=12):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 4 * channels, 3, padding=1)
+        self.last = nn.Conv2d(channels, outputs, 3)
+
+    def forward(self, x):
+        return self.last(functional.pixel_shuffle(torch.relu(self.first(x)), 2)).mean((2, 3))
+
+
+class ChannelsShuffled(nn.Module):
+    """Channels of two groups that take turns: a unit's place decides where it goes."""
+
+    def __init__(self, shape, outputs, channels=16):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 3)
+        self.second, self.last = nn.Conv2d(channels, channels, 1, groups=2), nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        x = functional.channel_shuffle(torch.relu(self.first(x)), 2)
+        return self.last(torch.relu(self.second(x)).mean((2, 3)))
+
+
+class Temporal(nn.Module):
+    """Dilated convolutions of a sequence."""
+
+    def __init__(self, shape, outputs, channels=12):
+        super().__init__()
+        self.first = nn.Conv1d(shape[-1], channels, 2, padding=1)
+        self.second = nn.Conv1d(channels, channels, 2, dilation=2)
+        self.last = nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x.transpose(1, 2))))).amax(-1))
+
+
+class Inverted(nn.Module):
+    """A block whose inner width is a multiple of its outer one: two widths on one axis."""
+
+    def __init__(self, shape, outputs, stream=6, expand=6):
+        super().__init__()
+        inner = stream * expand
+        self.stem = nn.Conv2d(shape[0], stream, 3, bias=False)
+        self.up, self.up_norm = nn.Conv2d(stream, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.alone = nn.Conv2d(inner, inner, 3, padding=1, groups=inner, bias=False)
+        self.down, self.last = nn.Conv2d(inner, stream, 1, bias=False), nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.stem(x)
+        inner = torch.relu(self.alone(torch.relu(self.up_norm(self.up(x)))))
+        return self.last((x + self.down(inner)).mean((2, 3)))
+
+
+class Inception(nn.Module):
+    """Branches of two widths, beside each other on one axis."""
+
+    def __init__(self, shape, outputs, narrow=12, wide=14):
+        super().__init__()
+        self.small = nn.Conv2d(shape[0], narrow, 1)
+        self.large = nn.Conv2d(shape[0], wide, 3, padding=1)
+        self.last = nn.Conv2d(narrow + wide, outputs, 1)
+
+    def forward(self, x):
+        return self.last(torch.relu(torch.cat([self.small(x), self.large(x)], dim=1))).mean((2, 3))
+
+
+class DenseNet(nn.Module):
+    """Layers that get the outputs of all before them, beside each other."""
+
+    def __init__(self, shape, outputs, growth=12):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(shape[0], growth, 1), nn.Conv2d(shape[0] + growth, growth, 1)
+        self.last = nn.Conv2d(shape[0] + 2 * growth, outputs, 1)
+
+    def forward(self, x):
+        x = torch.cat([x, torch.relu(self.first(x))], dim=1)
+        x = torch.cat([x, torch.relu(self.second(x))], dim=1)
+        return self.last(x).mean((2, 3))
+
+
+class Film(nn.Module):
+    """Channels with a gain and an offset that the mean of the image decides."""
+
+    def __init__(self, shape, outputs, channels=12, code=14):
+        super().__init__()
+        self.first, self.code = nn.Conv2d(shape[0], channels, 3), nn.Linear(shape[0], code)
+        self.film, self.last = nn.Linear(code, 2 * channels), nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        gain, offset = self.film(torch.tanh(self.code(x.mean((2, 3)))))[..., None, None].chunk(2, dim=1)
+        return self.last(torch.relu(self.first(x) * gain + offset).mean((2, 3)))

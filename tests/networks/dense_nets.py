@@ -1,0 +1,203 @@
+"""Networks of dense layers, as users write them: they know nothing of istmpi."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Mlp(nn.Module):
+    """Two hidden layers."""
+
+    def __init__(self, features, outputs, hidden=(12, 14)):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden[0]), nn.Linear(*hidden)
+        self.last = nn.Linear(hidden[1], outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class BatchNormed(nn.Module):
+    """Batch normalisation behind each hidden product."""
+
+    def __init__(self, features, outputs, hidden=12, wide=14):
+        super().__init__()
+        self.first, self.first_norm = nn.Linear(features, hidden, bias=False), nn.BatchNorm1d(hidden)
+        self.second, self.second_norm = nn.Linear(hidden, wide), nn.BatchNorm1d(wide)
+        self.last = nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first_norm(self.first(x)))
+        return self.last(torch.relu(self.second_norm(self.second(x))))
+
+
+class Dropped(nn.Module):
+    """Dropout behind the hidden layer."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        layers = [nn.Linear(features, hidden), nn.GELU(), nn.Dropout(0.3), nn.Linear(hidden, outputs)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Glu(nn.Module):
+    """Gates and values in the two halves of one product."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.up, self.last = nn.Linear(features, 2 * hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        values, gates = self.up(x).chunk(2, dim=-1)
+        return self.last(values * torch.sigmoid(gates))
+
+
+class SwiGlu(nn.Module):
+    """Gates and values of two products, and a product back onto a stream."""
+
+    def __init__(self, features, outputs, stream=6, hidden=12):
+        super().__init__()
+        self.into = nn.Linear(features, stream)
+        self.gate, self.up = nn.Linear(stream, hidden, bias=False), nn.Linear(stream, hidden, bias=False)
+        self.down, self.last = nn.Linear(hidden, stream, bias=False), nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.into(x)
+        return self.last(x + self.down(functional.silu(self.gate(x)) * self.up(x)))
+
+
+class ResidualBlock(nn.Module):
+    """A hidden layer that adds to its input."""
+
+    def __init__(self, stream, hidden):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(stream), nn.Linear(stream, hidden), nn.Linear(hidden, stream)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class ResidualMlp(nn.Module):
+    """Blocks on a stream, so many as an argument says."""
+
+    def __init__(self, features, outputs, stream=6, hidden=12, depth=3):
+        super().__init__()
+        self.into = nn.Linear(features, stream)
+        self.blocks = nn.ModuleList(ResidualBlock(stream, hidden) for _ in range(depth))
+        self.last = nn.Linear(stream, outputs)
+
+    def forward(self, x):
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Highway(nn.Module):
+    """A layer whose gates let its own input through."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.into, self.change = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.gate, self.last = nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = self.into(x)
+        return self.last(torch.lerp(x, torch.relu(self.change(x)), torch.sigmoid(self.gate(x))))
+
+
+class Maxout(nn.Module):
+    """The largest of three numbers is a unit's."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.hidden, self.up = hidden, nn.Linear(features, 3 * hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.up(x).view(len(x), self.hidden, 3).amax(-1))
+
+
+class Crelu(nn.Module):
+    """Both signs of the units, beside each other."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.up, self.last = nn.Linear(features, hidden), nn.Linear(2 * hidden, outputs)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.last(torch.cat([torch.relu(x), torch.relu(-x)], dim=1))
+
+
+class BesideInputs(nn.Module):
+    """Hidden units beside the inputs on one axis, which is no multiple of the units."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.up, self.last = nn.Linear(features, hidden), nn.Linear(hidden + features, outputs)
+
+    def forward(self, x):
+        return self.last(torch.cat([torch.relu(self.up(x)), x], dim=1))
+
+
+class Siren(nn.Module):
+    """Sines, with small weights that the constructor draws."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
+        nn.init.uniform_(self.first.weight, -1 / features, 1 / features)
+        nn.init.uniform_(self.second.weight, -((6 / hidden) ** 0.5) / 30, (6 / hidden) ** 0.5 / 30)
+
+    def forward(self, x):
+        return self.last(torch.sin(30 * self.second(torch.sin(30 * self.first(x)))))
+
+
+class UnitsAdded(nn.Module):
+    """Each output is the sum of units of its own."""
+
+    def __init__(self, features, outputs, units=12):
+        super().__init__()
+        self.outputs, self.units = outputs, units
+        self.up = nn.Linear(features, outputs * units)
+
+    def forward(self, x):
+        return torch.tanh(self.up(x)).view(len(x), self.outputs, self.units).sum(-1)
+
+
+class UnitsAveraged(UnitsAdded):
+    """Each output is the mean of units of its own."""
+
+    def forward(self, x):
+        return torch.tanh(self.up(x)).view(len(x), self.outputs, self.units).mean(-1)
+
+
+class TwoExits(nn.Module):
+    """A classifier behind each of two hidden layers."""
+
+    def __init__(self, features, outputs, hidden=(12, 14)):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden[0]), nn.Linear(*hidden)
+        self.early, self.last = nn.Linear(hidden[0], outputs), nn.Linear(hidden[1], outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.early(x), self.last(torch.relu(self.second(x)))
+
+
+class OneLayerTwice(nn.Module):
+    """One layer, called twice."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.again = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.last(torch.tanh(self.again(torch.tanh(self.again(x)))))

@@ -1,0 +1,205 @@
+"""Networks that multiply and sum in their own way, as users write them: they know nothing of istmpi."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Bilinear(nn.Module):
+    """torch's own product of two inputs."""
+
+    def __init__(self, features, outputs, left=12, right=14):
+        super().__init__()
+        self.left, self.right = nn.Linear(features, left), nn.Linear(features, right)
+        self.both = nn.Bilinear(left, right, outputs)
+
+    def forward(self, x):
+        return self.both(torch.tanh(self.left(x)), torch.tanh(self.right(x)))
+
+
+class Kan(nn.Module):
+    """A curve on each edge, the sum of a few bumps."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.second = (
+            nn.Parameter(torch.randn(after, before, 4) / 10)
+            for before, after in ((features, hidden), (hidden, outputs))
+        )
+
+    def forward(self, x):
+        for weight in (self.first, self.second):
+            bumps = torch.exp(-((torch.tanh(x)[..., None] - torch.linspace(-1, 1, 4, dtype=x.dtype)) ** 2))
+            x = torch.einsum("big,oig->bo", bumps, weight)
+        return x
+
+
+class Einsum(nn.Module):
+    """Weights with inputs first, multiplied by einsum."""
+
+    def __init__(self, features, outputs, hidden=(12, 14)):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(features, hidden[0])), nn.Parameter(torch.randn(*hidden) / 4)
+        self.last = nn.Parameter(torch.randn(hidden[1], outputs) / 4)
+
+    def forward(self, x):
+        x = torch.relu(torch.einsum("bf,fh->bh", x, self.first))
+        return torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bh,hw->bw", x, self.second)), self.last)
+
+
+class OfDict(nn.Module):
+    """Weights in a dict."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        shapes = {"up": (hidden, features), "bias": (hidden,), "down": (outputs, hidden)}
+        self.weights = nn.ParameterDict({name: torch.randn(shape) / 3 for name, shape in shapes.items()})
+
+    def forward(self, x):
+        x = torch.relu(functional.linear(x, self.weights["up"], self.weights["bias"]))
+        return functional.linear(x, self.weights["down"])
+
+
+class OfList(nn.Module):
+    """Weights in a list, with inputs first."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        widths = [features, hidden, hidden, outputs]
+        self.weights = nn.ParameterList(torch.randn(pair) / 3 for pair in zip(widths, widths[1:]))
+
+    def forward(self, x):
+        for weight in self.weights[:-1]:
+            x = torch.tanh(x @ weight)
+        return x @ self.weights[-1]
+
+
+class LowRank(nn.Module):
+    """A matrix that is the product of two."""
+
+    def __init__(self, features, outputs, hidden=14, rank=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        self.a, self.b = nn.Parameter(torch.randn(hidden, rank) / 3), nn.Parameter(torch.randn(rank, hidden) / 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(torch.relu(self.first(x)) @ (self.a @ self.b)))
+
+
+class Hyper(nn.Module):
+    """A network that makes the weights of another one for each example."""
+
+    def __init__(self, features, outputs, code=14, hidden=12):
+        super().__init__()
+        self.code, self.hidden = nn.Linear(features, code), hidden
+        self.up, self.last = nn.Linear(code, hidden * features), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        weights = self.up(torch.tanh(self.code(x))).view(len(x), self.hidden, x.shape[1])
+        return self.last(torch.relu(torch.bmm(weights, x[..., None])[..., 0]))
+
+
+class Machine(nn.Module):
+    """A factorisation machine for each output: half the square of a sum less the sum of squares."""
+
+    def __init__(self, features, outputs, factors=12):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+        self.factors = nn.Parameter(torch.randn(features, outputs, factors) / 5)
+
+    def forward(self, x):
+        sums = torch.einsum("bf,fok->bok", x, self.factors)
+        squares = torch.einsum("bf,fok->bok", x**2, self.factors**2)
+        return self.linear(x) + 0.5 * (sums**2 - squares).sum(-1)
+
+
+class TwoTowers(nn.Module):
+    """The product of what two towers say, for each output."""
+
+    def __init__(self, features, outputs, units=12):
+        super().__init__()
+        self.outputs, self.units = outputs, units
+        self.user, self.item = nn.Linear(features, units), nn.Linear(features, outputs * units)
+
+    def forward(self, x):
+        item = torch.tanh(self.item(x)).view(len(x), self.outputs, self.units)
+        return (torch.tanh(self.user(x))[:, None] * item).sum(-1)
+
+
+class CosineHead(nn.Module):
+    """Cosines between the units and a learnt direction of each class."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.classes = nn.Linear(features, hidden), nn.Parameter(torch.randn(outputs, hidden))
+
+    def forward(self, x):
+        return 10 * functional.cosine_similarity(torch.tanh(self.first(x))[:, None], self.classes, dim=-1)
+
+
+class NormalisedHead(CosineHead):
+    """The same by two normalisations and a product."""
+
+    def forward(self, x):
+        x = functional.normalize(torch.tanh(self.first(x)), dim=-1)
+        return 10 * functional.linear(x, functional.normalize(self.classes, dim=-1))
+
+
+class Prototypes(nn.Module):
+    """The squared distance to a learnt point of each class."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.points = nn.Linear(features, hidden), nn.Parameter(torch.randn(outputs, hidden))
+
+    def forward(self, x):
+        return -(torch.tanh(self.first(x))[:, None] - self.points).pow(2).sum(-1)
+
+
+class Radial(nn.Module):
+    """Units that are the nearness to a learnt point each."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.centres, self.last = nn.Parameter(torch.randn(hidden, features)), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.exp(-0.1 * (x[:, None] - self.centres).pow(2).sum(-1)))
+
+
+class Outer(nn.Module):
+    """All products of units of two layers."""
+
+    def __init__(self, features, outputs, left=8, right=12):
+        super().__init__()
+        self.left, self.right = nn.Linear(features, left), nn.Linear(features, right)
+        self.last = nn.Linear(left * right, outputs)
+
+    def forward(self, x):
+        left, right = torch.tanh(self.left(x)), torch.tanh(self.right(x))
+        return self.last((left[:, :, None] * right[:, None]).flatten(1))
+
+
+class Vector(nn.Module):
+    """A vector that multiplies and sums, for each class a multiple of what it says."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.vector = nn.Linear(features, hidden), nn.Parameter(torch.randn(hidden) / 3)
+        self.last = nn.Linear(1, outputs)
+
+    def forward(self, x):
+        return self.last((torch.relu(self.first(x)) @ self.vector)[:, None])
+
+
+class Bags(nn.Module):
+    """Numbers that are looked up in two tables, and averaged."""
+
+    def __init__(self, features, outputs, units=12):
+        super().__init__()
+        self.bag, self.table = nn.EmbeddingBag(9, units, mode="mean"), nn.Embedding(9, units)
+        self.last = nn.Linear(units, outputs)
+
+    def forward(self, x):
+        numbers = x.mul(4).long().remainder(9)
+        return self.last(torch.tanh(self.bag(numbers) * self.table(numbers).sum(1)))

@@ -1,0 +1,154 @@
+"""Recurrent networks, as users write them: they know nothing of istmpi."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Lstm(nn.Module):
+    """One layer of torch's own."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell, self.last = nn.LSTM(shape[-1], hidden, batch_first=True), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0][:, -1])
+
+
+class LstmDeep(nn.Module):
+    """So many layers, with dropout between them."""
+
+    def __init__(self, shape, outputs, hidden=12, depth=2):
+        super().__init__()
+        self.cell = nn.LSTM(shape[-1], hidden, depth, batch_first=True, dropout=0.2)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0].mean(1))
+
+
+class LstmBoth(nn.Module):
+    """Both directions, twice."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell = nn.LSTM(shape[-1], hidden, 2, batch_first=True, bidirectional=True)
+        self.last = nn.Linear(2 * hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0].mean(1))
+
+
+class LstmProjected(nn.Module):
+    """A state of one width, and what is said of it of another."""
+
+    def __init__(self, shape, outputs, hidden=26, projected=12):
+        super().__init__()
+        self.cell = nn.LSTM(shape[-1], hidden, batch_first=True, proj_size=projected)
+        self.last = nn.Linear(projected, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0][:, -1])
+
+
+class LstmForgets(nn.Module):
+    """A forget gate that starts open: its bias is 1, and the others' 0."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell, self.last = nn.LSTM(shape[-1], hidden, batch_first=True), nn.Linear(hidden, outputs)
+        for bias in (self.cell.bias_ih_l0, self.cell.bias_hh_l0):
+            nn.init.zeros_(bias)
+        nn.init.ones_(self.cell.bias_ih_l0.data[hidden : 2 * hidden])
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0][:, -1])
+
+
+class Gru(nn.Module):
+    """torch's own GRU."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell, self.last = nn.GRU(shape[-1], hidden, batch_first=True), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[1][0])
+
+
+class Irnn(nn.Module):
+    """A plain recurrence that starts as the identity."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell = nn.RNN(shape[-1], hidden, nonlinearity="relu", batch_first=True)
+        nn.init.eye_(self.cell.weight_hh_l0)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.cell(x)[0][:, -1])
+
+
+class LstmCells(nn.Module):
+    """A cell that is called place by place."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell, self.last = nn.LSTMCell(shape[-1], hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.last(state[0])
+
+
+class GruCells(nn.Module):
+    """A cell that is called place by place from a learnt start."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.cell, self.start = nn.GRUCell(shape[-1], hidden), nn.Parameter(torch.zeros(hidden))
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        state = self.start.expand(len(x), -1)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.last(state)
+
+
+class MinGru(nn.Module):
+    """A recurrence whose gates do not see the state."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.both, self.last = nn.Linear(shape[-1], 2 * hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        gates, values = self.both(x).chunk(2, -1)
+        state = torch.zeros_like(values[:, 0])
+        for gate, value in zip(torch.sigmoid(gates).unbind(1), values.unbind(1)):
+            state = torch.lerp(state, torch.tanh(value), gate)
+        return self.last(state)
+
+
+class Mamba(nn.Module):
+    """A selective state space: each channel's states decay at rates that start as 1, 2, 3 and so on."""
+
+    def __init__(self, shape, outputs, channels=12, states=6):
+        super().__init__()
+        self.into, self.step = nn.Linear(shape[-1], channels), nn.Linear(channels, channels)
+        self.read, self.write = nn.Linear(channels, states, bias=False), nn.Linear(channels, states, bias=False)
+        self.a_log = nn.Parameter(torch.log(torch.arange(1.0, states + 1)).repeat(channels, 1))
+        self.skip, self.last = nn.Parameter(torch.ones(channels)), nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        x = functional.silu(self.into(x))
+        steps, reads, writes = functional.softplus(self.step(x)), self.read(x), self.write(x)
+        state, made = x.new_zeros(*x[:, 0].shape, self.a_log.shape[1]), []
+        for u, step, read, write in zip(x.unbind(1), steps.unbind(1), reads.unbind(1), writes.unbind(1)):
+            state = state * torch.exp(-step[..., None] * self.a_log.exp()) + (step * u)[..., None] * write[:, None]
+            made.append((state * read[:, None]).sum(-1) + self.skip * u)
+        return self.last(torch.stack(made, 1).mean(1))

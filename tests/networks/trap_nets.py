@@ -1,0 +1,210 @@
+"""Networks that look alright at few units, or at first sight, as users write them: they know nothing of istmpi."""
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class HeadsFromWidth(nn.Module):
+    """A head for each 16 units: one, where there are fewer."""
+
+    def __init__(self, shape, outputs, inner=32):
+        super().__init__()
+        self.heads = max(1, inner // 16)
+        self.qkv, self.last = nn.Linear(shape[-1], 3 * inner), nn.Linear(inner, outputs)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.last(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
+
+
+class GroupsAtMost(nn.Module):
+    """Groups of one channel, where there are few."""
+
+    @staticmethod
+    def groups(channels):
+        return min(8, channels)
+
+    def __init__(self, shape, outputs, channels=16):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], channels, 3)
+        self.norm, self.last = nn.GroupNorm(self.groups(channels), channels), nn.Linear(channels, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
+
+
+class GroupsQuarter(GroupsAtMost):
+    """A quarter as many groups as channels: one, where there are few."""
+
+    @staticmethod
+    def groups(channels):
+        return min(32, channels // 4)
+
+
+class GroupsDivisor(GroupsAtMost):
+    """The greatest common divisor with 8: one group, for an odd number of channels."""
+
+    @staticmethod
+    def groups(channels):
+        return gcd(8, channels)
+
+
+class WideBranch(nn.Module):
+    """Something else from 16 units on."""
+
+    def __init__(self, features, outputs, hidden=16):
+        super().__init__()
+        self.hidden, self.first = hidden, nn.Linear(features, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.last(x + x.roll(1, -1) if self.hidden >= 16 else x)
+
+
+class TrainingBranch(nn.Module):
+    """Neighbouring units are mixed in training alone."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.last(x + 0.5 * x.roll(1, -1) if self.training else x)
+
+
+class DrawsAlways(nn.Module):
+    """Noise in evaluation, too."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.last(x + 0.1 * torch.randn_like(x))
+
+
+class UnusedLayer(nn.Module):
+    """A layer that nobody calls."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.unused = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class Sorted(nn.Module):
+    """Units in the order of their values: a weight belongs to a place, not to a unit."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def changed(self, x):
+        return x.sort(-1).values
+
+    def forward(self, x):
+        return self.last(self.changed(self.first(x)))
+
+
+class CumulativeUnits(Sorted):
+    """Each unit with all before it."""
+
+    def changed(self, x):
+        return x.cumsum(-1)
+
+
+class Flipped(Sorted):
+    """The last unit first."""
+
+    def changed(self, x):
+        return x.flip(-1)
+
+
+class LargestUnit(Sorted):
+    """The units times the number of the largest."""
+
+    def changed(self, x):
+        return x * (1 + x.argmax(-1, keepdim=True))
+
+
+class Numbered(nn.Module):
+    """A constant of each unit, by its number."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        self.register_buffer("rates", 1 / (1 + torch.arange(hidden)))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)) * self.rates)
+
+
+class Vae(nn.Module):
+    """Logits, and a part of the loss beside them."""
+
+    def __init__(self, features, outputs, hidden=12, code=14):
+        super().__init__()
+        self.first, self.mean = nn.Linear(features, hidden), nn.Linear(hidden, code)
+        self.log_variance, self.last = nn.Linear(hidden, code), nn.Linear(code, outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        mean, log_variance = self.mean(x), self.log_variance(x)
+        noise = torch.randn_like(mean) if self.training else 0
+        kl = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1).mean()
+        return self.last(mean + noise * (log_variance / 2).exp()), kl
+
+
+@dataclass
+class Widths:
+    """Widths in a configuration."""
+
+    hidden: int = 12
+    wide: int = 14
+
+
+class Configured(nn.Module):
+    """Widths that no argument tells."""
+
+    def __init__(self, features, outputs, config=Widths()):  # noqa: B008
+        super().__init__()
+        self.first, self.second = nn.Linear(features, config.hidden), nn.Linear(config.hidden, config.wide)
+        self.last = nn.Linear(config.wide, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class AnyArguments(nn.Module):
+    """Widths among arguments that have no name."""
+
+    def __init__(self, features, outputs, **widths):
+        super().__init__()
+        hidden = widths.get("hidden", 12)
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class SingleOnly(nn.Module):
+    """An operation that has no double precision."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("expected scalar type Float but found Double")
+        return self.last(torch.relu(self.first(x)))

@@ -1,0 +1,238 @@
+"""The naive oracle for networks that multiply in their own way: full networks with masks, written by hand.
+
+It knows of no axes pattern, layout, transfer, store or trace. A rank's subnet is the full network in which a unit that
+the rank was not dealt contributes nothing; a sum over units is as many times as large as a rank has units on average,
+over those that it has. The full network sums over all, by the share of a rank. From istmpi it takes the deals and the
+batches alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from batches import plain
+from torch.nn import functional
+
+from istmpi.data.batches import Batches
+from istmpi.data.placement import place
+from istmpi.data.sources import open_for_training
+from istmpi.engine.partition import Partition
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of tests/networks: the widths that are dealt out, and which units lie on each axis."""
+
+    network: str
+    lengths: Mapping[str, int]
+    axes: Mapping[str, tuple]
+    """A group, or ``(before, group, behind)`` where a unit has several positions, or None, for each axis."""
+    forward: Callable
+    """``forward(weights, x, held, factor)``: the outputs; ``held`` has one for each unit that is there, and ``factor``
+    multiplies a sum over the units of a group."""
+
+
+def lstm(weights, x, held, factor):
+    there = held["hidden"]
+    state = memory = x.new_zeros(len(x), len(there))
+    for step in x.unbind(1):
+        gates = step @ weights["cell.weight_ih_l0"].T + weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
+        gates = gates + factor["hidden"] * (state @ weights["cell.weight_hh_l0"].T)
+        enter, keep, new, leave = gates.chunk(4, dim=1)
+        memory = torch.sigmoid(keep) * memory + torch.sigmoid(enter) * torch.tanh(new)
+        state = torch.sigmoid(leave) * torch.tanh(memory) * there
+    return factor["hidden"] * (state @ weights["last.weight"].T) + weights["last.bias"]
+
+
+def encoder(weights, x, held, factor):
+    """A layer of nn.TransformerEncoderLayer, normalised behind its sums, whose stream is made of heads of two."""
+    heads, hidden = held["heads"].repeat_interleave(2), held["hidden"]
+    of_heads, of_hidden = factor["heads"], factor["hidden"]
+
+    def normalised(x, name):
+        mean = (x * heads).sum(-1, keepdim=True) / heads.sum()
+        variance = ((x - mean) ** 2 * heads).sum(-1, keepdim=True) / heads.sum()
+        x = (x - mean) / torch.sqrt(variance + 1e-5)
+        return (x * weights[f"layer.{name}.weight"] + weights[f"layer.{name}.bias"]) * heads
+
+    def product(x, name, by):
+        return by * (x @ weights[f"{name}weight"].T) + weights[f"{name}bias"]
+
+    x = product(x, "into.", 1) * heads
+    q, k, v = product(x, "layer.self_attn.in_proj_", of_heads).unflatten(-1, (3, -1, 2)).permute(2, 0, 3, 1, 4)
+    attended = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(2), -1) @ v
+    attended = attended.transpose(1, 2).flatten(2) * heads
+    x = normalised(x + product(attended, "layer.self_attn.out_proj.", of_heads) * heads, "norm1")
+    inner = torch.relu(product(x, "layer.linear1.", of_heads)) * hidden
+    x = normalised(x + product(inner, "layer.linear2.", of_hidden) * heads, "norm2")
+    return product(x.mean(1), "last.", of_heads)
+
+
+def autoencoder(weights, x, held, factor):
+    hidden = torch.tanh(x @ weights["first.weight"].T + weights["first.bias"]) * held["hidden"]
+    code = torch.tanh(factor["hidden"] * (hidden @ weights["second.weight"].T) + weights["second.bias"]) * held["code"]
+    back = torch.tanh(factor["code"] * (code @ weights["second.weight"])) * held["hidden"]
+    return factor["hidden"] * (back @ weights["last.weight"].T) + weights["last.bias"]
+
+
+def mixture(weights, x, held, factor):
+    """The softmax is over the experts that are there, so that their sum is a mean, and not multiplied."""
+    scores = x @ weights["gate.weight"].T + weights["gate.bias"]
+    shares = torch.softmax(scores.masked_fill(held["experts"] == 0, -torch.inf), -1)
+    outputs = 0
+    for expert in range(shares.shape[1]):
+        hidden = torch.relu(x @ weights["up"][expert]) * held["hidden"]
+        outputs = outputs + shares[:, expert, None] * factor["hidden"] * (hidden @ weights["down"][expert])
+    return outputs
+
+
+def graph(weights, x, held, factor):
+    """Each node of a ring hears from itself and from its two neighbours."""
+
+    def heard(x):
+        return (x + x.roll(1, 1) + x.roll(-1, 1)) * torch.tensor(1 / 3).double()  # a buffer of single precision
+
+    x = torch.relu(heard(x @ weights["first.weight"].T + weights["first.bias"])) * held["hidden1"]
+    x = torch.relu(heard(factor["hidden1"] * (x @ weights["second.weight"].T))) * held["hidden2"]
+    return factor["hidden2"] * (x.mean(1) @ weights["last.weight"].T) + weights["last.bias"]
+
+
+GATES, HEAD, FUSED = (4, "hidden", 1), (1, "heads", 2), (3, "heads", 2)
+CASES = {
+    "lstm": Case(
+        "recurrent_nets.Lstm",
+        {"hidden": 13},
+        {
+            "cell.weight_ih_l0": (GATES, None),
+            "cell.weight_hh_l0": (GATES, "hidden"),
+            "cell.bias_ih_l0": (GATES,),
+            "cell.bias_hh_l0": (GATES,),
+            "last.weight": (None, "hidden"),
+            "last.bias": (None,),
+        },
+        lstm,
+    ),
+    "encoder": Case(
+        "attention_nets.EncoderLayer",
+        {"heads": 13, "hidden": 11},
+        {
+            "into.weight": (HEAD, None),
+            "into.bias": (HEAD,),
+            "layer.self_attn.in_proj_weight": (FUSED, HEAD),
+            "layer.self_attn.in_proj_bias": (FUSED,),
+            "layer.self_attn.out_proj.weight": (HEAD, HEAD),
+            "layer.self_attn.out_proj.bias": (HEAD,),
+            "layer.linear1.weight": ("hidden", HEAD),
+            "layer.linear1.bias": ("hidden",),
+            "layer.linear2.weight": (HEAD, "hidden"),
+            "layer.linear2.bias": (HEAD,),
+            **{f"layer.norm{number}.{key}": (HEAD,) for number in (1, 2) for key in ("weight", "bias")},
+            "last.weight": (None, HEAD),
+            "last.bias": (None,),
+        },
+        encoder,
+    ),
+    "autoencoder": Case(
+        "tied_nets.TiedAutoencoder",
+        {"hidden": 13, "code": 11},
+        {
+            "first.weight": ("hidden", None),
+            "first.bias": ("hidden",),
+            "second.weight": ("code", "hidden"),
+            "second.bias": ("code",),
+            "last.weight": (None, "hidden"),
+            "last.bias": (None,),
+        },
+        autoencoder,
+    ),
+    "mixture": Case(
+        "expert_nets.SoftExperts",
+        {"experts": 7, "hidden": 11},
+        {
+            "gate.weight": ("experts", None),
+            "gate.bias": ("experts",),
+            "up": ("experts", None, "hidden"),
+            "down": ("experts", "hidden", None),
+        },
+        mixture,
+    ),
+    "graph": Case(
+        "graph_nets.FixedGraph",
+        {"hidden1": 13, "hidden2": 11},
+        {
+            "first.weight": ("hidden1", None),
+            "first.bias": ("hidden1",),
+            "second.weight": ("hidden2", "hidden1"),
+            "last.weight": (None, "hidden2"),
+            "last.bias": (None,),
+        },
+        graph,
+    ),
+}
+
+
+def train(case, run, weights, ranks):
+    """The full network's weights after all rounds of IST with plain SGD, and the mean loss of each round."""
+    data = open_for_training(run.data).train
+    streams = []
+    for rank in range(ranks):
+        rows = place(run.data.placement, data.labels(), rank, ranks, run.train.seed, run.data.alpha)
+        streams.append(Batches(data, rows, run.train.batch, run.train.seed, rank))
+    means, steps = [], run.method.local_steps
+    for round in range(run.train.rounds):
+        deal = Partition.draw(case.lengths, tuple(case.lengths), ranks, run.train.seed, round)
+        sums, counts = ({name: torch.zeros_like(values) for name, values in weights.items()} for _ in range(2))
+        losses = []
+        for rank in range(ranks):
+            held = {name: torch.zeros(length, dtype=torch.float64) for name, length in case.lengths.items()}
+            for name in held:
+                held[name][torch.from_numpy(deal.units[name][rank])] = 1
+            factor = {name: length / ranks / float(held[name].sum()) for name, length in case.lengths.items()}
+            own = {name: values.clone().requires_grad_() for name, values in weights.items()}
+            for step in range(round * steps, (round + 1) * steps):
+                x, y = map(torch.from_numpy, plain(streams[rank].at(step)))
+                x = x.double().view(len(x), *data_shape(run))
+                loss = functional.cross_entropy(case.forward(own, x, held, factor), y)
+                losses.append(float(loss.detach()))
+                for values, gradient in zip(own.values(), torch.autograd.grad(loss, list(own.values()))):
+                    values.data -= run.optimizer.lr * gradient
+            for name, values in own.items():
+                there = mask(case.axes[name], values.shape, held)
+                sums[name] += values.detach() * there
+                counts[name] += there
+        weights = {
+            name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp(min=1), values)
+            for name, values in weights.items()
+        }
+        means.append(float(np.mean(losses)))
+    return weights, means
+
+
+def score(case, run, weights, ranks):
+    """The mean loss of the full network on the test examples: it sums over all units, by the share of a rank."""
+    test = open_for_training(run.data).test
+    x, y = map(torch.from_numpy, plain(test.batch(np.arange(len(test)))))
+    everything = {name: torch.ones(length, dtype=torch.float64) for name, length in case.lengths.items()}
+    outputs = case.forward(weights, x.double().view(len(x), *data_shape(run)), everything, shares(case, ranks))
+    return float(functional.cross_entropy(outputs, y))
+
+
+def shares(case, ranks):
+    return dict.fromkeys(case.lengths, 1 / ranks)
+
+
+def data_shape(run):
+    return tuple(open_for_training(run.data).shape)
+
+
+def mask(axes, shape, held):
+    """One for each element of a parameter that a rank holds."""
+    there = torch.ones(shape, dtype=torch.float64)
+    for number, axis in enumerate(axes):
+        if axis is not None:
+            before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
+            along = held[group].repeat_interleave(behind).repeat(before)
+            there = there * along.view(*(-1 if place == number else 1 for place in range(len(shape))))
+    return there

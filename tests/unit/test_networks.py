@@ -1,0 +1,260 @@
+"""The law of any network: what is found in each of tests/networks is what its table says, is true, and is trained so.
+
+The table was written by hand. Permutations and twins are made by code of this file, on the plain module in its full
+size: of istmpi it asks which axes were found. What does not hold yet is listed in tests/networks/failing.py.
+"""
+
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from masked_oracle import CASES
+from torch import nn
+
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
+from tests.networks.failing import FAILING
+from tests.networks.plain import (
+    examples,
+    lengths_of,
+    outputs_of,
+    plain,
+    quiet,
+    random_values,
+    twinned,
+    widths_in,
+    with_units,
+)
+from tests.networks.running import data, network, place, train
+from tests.networks.table import NODES, ROWS, TOKENS
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*weight_norm. is deprecated", "ignore:.*nested tensor", "ignore:LSTM with projections"
+)
+
+
+def rows(law, having=lambda row: True):
+    """The rows of a law as pytest has them, those that do not hold yet as expected failures."""
+    failing = FAILING.get(law, {})
+    reason = {name: why for why, names in failing.items() for name in names.split()}
+    assert reason.keys() <= {row.name for row in ROWS if having(row)}, f"{law}: {sorted(reason)}"
+    marks = {name: [pytest.mark.xfail(strict=True, reason=why)] for name, why in reason.items()}
+    return [pytest.param(row, id=row.name, marks=marks.get(row.name, ())) for row in ROWS if having(row)]
+
+
+def examinable(row):
+    return row.refused == "" or row.trains is None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder for data, the same for all networks of one shape."""
+    return tmp_path_factory.mktemp("data")
+
+
+@cache
+def table_of(row):
+    """What istmpi finds out about a network."""
+    return inspect(network(row))
+
+
+@cache
+def trained(row, folder):
+    return train(row, folder)
+
+
+# ---- what is found
+
+
+@pytest.mark.parametrize("row", rows("found", examinable))
+def test_what_is_found_is_what_was_written_down(row):
+    table = table_of(row)
+    assert {*table.groups} == {*row.dealt.split()}
+    assert table.undealt.keys() == row.undealt.keys()
+    for name, kind in row.undealt.items():
+        assert re.search(kind, table.undealt[name]), table.undealt[name]
+    assert {*table.dealt} == row.default_groups
+    assert {*table.blocks} == {*row.blocks.split()}
+
+
+# ---- permutations and twins on the plain module
+
+
+def assert_near(row, found, expected):
+    precision = {"float64": 1e-8, "float32": 1e-3}[row.dtype]
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= precision * max(float(expected.abs().max()), 1e-6)
+
+
+@pytest.mark.parametrize("row", rows("permuted", widths_in))
+def test_units_can_be_permuted_at_full_size(row):
+    table, module = table_of(row), plain(row)
+    values, lengths = random_values(module), lengths_of(row)
+    for group in set(table.groups) - set(table.blocks):
+        order = torch.randperm(lengths[group], generator=torch.Generator().manual_seed(4))
+        other = with_units(table, values, group, order, lengths)
+        for training in (False, True):
+            expected = outputs_of(row, module, values, training)
+            assert_near(row, outputs_of(row, module, other, training), expected)
+
+
+@pytest.mark.parametrize("row", rows("order", lambda row: re.search("permut", " ".join(row.undealt.values()))))
+def test_units_that_are_not_alike_are_never_dealt_out(row):
+    assert not {*table_of(row).groups} & row.undealt.keys()
+
+
+@pytest.mark.parametrize("row", rows("written", widths_in))
+def test_what_was_written_down_makes_twins_as_one(row):
+    """Each unit is there twice: half of each use that the table names makes the outputs of half the units."""
+    table, lengths = table_of(row), lengths_of(row)
+    for group in widths_in(row):
+        uses = row.scaled.get(group, "").split()
+        if group in row.means.split():
+            continue
+        narrow = plain(row, **{group: lengths[group] // 2})
+        values = random_values(narrow)
+        twins, expected = twinned(table, values, group, lengths), outputs_of(row, narrow, values, True)
+        if any(use.startswith("+") for use in uses):  # no parameter can be halved for it: but something must be
+            assert float((outputs_of(row, plain(row), twins, True) - expected).abs().max()) > 1e-3
+            continue
+        for use in uses:
+            twins[use] = twins[use] / 2
+        assert_near(row, outputs_of(row, plain(row), twins, True), expected)
+
+
+@pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains is not False))
+def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
+    """The full network that istmpi builds, by the share of a half, makes the outputs of a subnet of half the units."""
+    table, lengths = table_of(row), lengths_of(row)
+    architecture = Architecture(row.network, table, row.dtype, network(row))
+    try:
+        architecture.require_dealable(table.dealt)
+    except ConfigError:
+        assert row.trains is None
+        return
+    full = quiet(architecture.build(architecture.lengths, {}))
+    for group in widths_in(row):
+        scaled = quiet(architecture.build(architecture.lengths, {group: 0.5}))
+        if group in row.means.split():
+            values = random_values(full)
+            assert_near(row, outputs_of(row, scaled, values), outputs_of(row, full, values))
+            continue
+        narrow = quiet(architecture.build({**architecture.lengths, group: lengths[group] // 2}, {group: 0.5}))
+        values = random_values(narrow)
+        twins = twinned(table, values, group, lengths)
+        assert_near(row, outputs_of(row, scaled, twins, True), outputs_of(row, narrow, values, True))
+
+
+# ---- training
+
+
+@pytest.mark.parametrize("row", rows("trained"))
+def test_it_is_trained_or_refused_for_a_true_reason(row, folder):
+    run = trained(row, folder)
+    assert run.stopped == ""
+    kinds = [row.refused] if row.refused else [*row.undealt.values()]
+    if row.trains or (row.trains is None and not run.refused):
+        assert run.refused == "" and np.isfinite([*run.losses, *run.scores]).all()
+    else:
+        assert any(re.search(kind, run.refused) for kind in kinds), run.refused
+
+
+@pytest.mark.parametrize("row", rows("bytes", lambda row: row.trains))
+def test_the_bytes_that_are_sent_are_those_of_the_plan(row, folder):
+    run = trained(row, folder)
+    assert run.counted and run.counted == run.planned
+
+
+WHOLE = ["Lstm", "SoftExperts", "SoftmaxUnits", "Bilinear", "Kan", "UnusedLayer"]
+
+
+@pytest.mark.parametrize("row", rows("whole", lambda row: row.name in WHOLE))
+@pytest.mark.parametrize("ranks, scale", [(1, "share"), (2, "none")])
+def test_where_nothing_is_scaled_nothing_is_refused_for_it(row, folder, ranks, scale):
+    run = train(row, folder, ranks, model__scale=scale)
+    assert (run.refused, run.stopped) == ("", "") and np.isfinite(run.losses).all()
+
+
+@pytest.mark.parametrize("row", rows("agree"))
+def test_the_command_and_training_agree(row, folder, istmpi_command):
+    """What training refuses `istmpi model` refuses, in the same words; what it says can be dealt out trains."""
+    settings = [word for name, value in row.settings.items() for word in ("--set", f"{name}='{value}'")]
+    code, out, err = istmpi_command("model", place(row), *facts(row, folder), *settings)
+    words = trained(row, folder).refused.removeprefix("rank 0: ")
+    assert (code, words != "") == (2 if words else 0, err != ""), err
+    assert words in err
+
+
+def facts(row, folder):
+    """The options by which `istmpi model` knows a network's data."""
+    if row.shape == NODES:
+        return ["--data", data(row, folder)]
+    tokens = ["--tokens"] if row.shape == TOKENS else []
+    return ["--shape", "x".join(map(str, row.shape)), "--outputs", row.outputs, *tokens]
+
+
+@pytest.mark.parametrize("row", rows("json", lambda row: row.name in ("Mlp", "Sorted", "Vae")))
+def test_a_refusal_is_a_field_of_json(row, folder, istmpi_command):
+    code, out, _ = istmpi_command("model", place(row), *facts(row, folder), "--json")
+    words = trained(row, folder).refused.removeprefix("rank 0: ")
+    assert json.loads(out)["refused"] == words and code == (2 if words else 0)
+
+
+# ---- initial values
+
+
+@pytest.mark.parametrize("row", rows("initial", lambda row: row.fan))
+def test_initial_values_follow_the_inputs_of_their_use(row):
+    bounds = {name: table_of(row).parameters[name].bound for name in row.fan}
+    # Where no use is seen, a deviation like the constructor's own is as good.
+    assert bounds == pytest.approx({name: inputs**-0.5 for name, inputs in row.fan.items()}, rel=0.05)
+
+
+@pytest.mark.parametrize("row", rows("kept", lambda row: row.kept))
+def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row, folder):
+    initial, module = trained(row, folder).initial, plain(row)
+    for name in row.kept:
+        np.testing.assert_allclose(initial[name], module.get_parameter(name).detach().numpy(), atol=1e-7)
+
+
+# ---- the oracle that training is held against
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_masked_oracle_is_the_plain_module(case):
+    """A subnet is the module of its units' numbers; full and of twins, by a half, it makes what one of each do."""
+    (row,) = (row for row in ROWS if row.network == case.network)
+    values, lengths, (x,) = random_values(plain(row, **case.lengths)), case.lengths, examples(row)
+    units = {name: torch.randperm(length)[: length // 2 + 1] for name, length in lengths.items()}
+    held = {name: torch.zeros(length).double().index_fill(0, units[name], 1) for name, length in lengths.items()}
+    narrow = plain(row, **{name: len(some) for name, some in units.items()})
+    for part in narrow.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = 1e-5
+    units = {name: some.sort().values for name, some in units.items()}
+    with torch.no_grad():
+        for name, parameter in narrow.named_parameters():
+            parameter.copy_(taken(values[name], case.axes[name], lengths, units))
+        once = dict.fromkeys(lengths, 1.0)
+        torch.testing.assert_close(case.forward(values, x, held, once), narrow(x))
+        all_held = {name: torch.ones(length).double() for name, length in lengths.items()}
+        twice = {name: torch.arange(length).repeat_interleave(2) for name, length in lengths.items()}
+        twins = {name: taken(of_one, case.axes[name], lengths, twice) for name, of_one in values.items()}
+        both = {name: torch.ones(2 * length).double() for name, length in lengths.items()}
+        halves = dict.fromkeys(lengths, 0.5)
+        expected = case.forward(values, x, all_held, once)
+        torch.testing.assert_close(case.forward(twins, x, both, halves), expected)
+
+
+def taken(values, axes, lengths, units):
+    """The positions of some units, wherever they stand among the axes."""
+    for number, axis in enumerate(axes):
+        if axis is not None:
+            before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
+            positions = torch.arange(before * lengths[group] * behind).view(before, lengths[group], behind)
+            values = values.index_select(number, positions[:, units[group]].reshape(-1))
+    return values
