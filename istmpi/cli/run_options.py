@@ -162,7 +162,6 @@ class Showing:
     as_json: bool = False
     """Print the outcome as JSON on the standard output, and everything else on the standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
-    """The time when the command began, by `time.monotonic`."""
 
     def begins(self, work: str) -> None:
         """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""

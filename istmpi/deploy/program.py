@@ -35,7 +35,6 @@ Pair = tuple[np.ndarray, np.ndarray]
 EXAMPLES = 3
 """The number of examples in the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
 OPSET = 18
-"""The oldest operator set that PyTorch's exporter makes without a conversion."""
 TOLERANCE = 1e-4
 """Largest difference between the program's outputs and the network's, relative to the largest output."""
 

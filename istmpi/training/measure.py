@@ -36,7 +36,6 @@ MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-"""Bytes that a rank sends to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
