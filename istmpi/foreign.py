@@ -47,7 +47,6 @@ def printable(text: str) -> str:
 
 
 def one_line(message: object) -> str:
-    """Return a message as one line that a terminal shows as it is."""
     line = printable(str(message))
     return line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 3 :]}"
 
@@ -72,12 +71,10 @@ def number(text: str) -> float:
 
 
 def is_whole_number(text: str) -> bool:
-    """Say whether `whole_number` takes a text."""
     return _is_taken(whole_number, text)
 
 
 def is_number(text: str) -> bool:
-    """Say whether `number` takes a text."""
     return _is_taken(number, text)
 
 
@@ -179,7 +176,6 @@ def exists(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Say whether a path is a regular file."""
     return exists(path) and path.is_file()
 
 
@@ -195,7 +191,6 @@ def content(path: Path, most: int) -> bytes:
 
 
 def read_toml(path: Path, cure: str) -> dict[str, Any]:
-    """Read a TOML file; DataError where it is none."""
     with reading(f"{path} is not a readable TOML file", cure, OSError, ValueError):
         return tomllib.loads(content(path, TOML_BYTES).decode("utf-8"))
 
@@ -228,13 +223,11 @@ class Fields:
 
     @staticmethod
     def parsed(text: str | bytes, subject: object, cure: str) -> "Fields":
-        """Parse the text of a JSON object."""
         with reading(f"{subject} cannot be read", cure, ValueError):
             return Fields(json.loads(text), subject, cure)
 
     @staticmethod
     def read(path: Path, subject: object, cure: str) -> "Fields":
-        """Read a file with a JSON object."""
         with reading(f"{subject} cannot be read", cure, OSError, ValueError):
             text = content(path, JSON_BYTES).decode("utf-8")
         return Fields.parsed(text, subject, cure)
@@ -246,20 +239,17 @@ class Fields:
         return iter(self.tree)
 
     def refused(self, key: str, value: Any, constraint: str) -> DataError:
-        """Return the error for a value that cannot be."""
         with reading(self._subject, self._cure, ValueError):
             shown = repr(value)
         shown = shown if len(shown) < 80 else f"{shown[:60]}..."
         return DataError(f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}")
 
     def value(self, key: str) -> Any:
-        """Return the value of a key; DataError where there is none."""
         if key not in self.tree:
             raise DataError(f"{self._subject}: {self._prefix}{key} is missing. {self._cure}")
         return self.tree[key]
 
     def figure(self, key: str, least: float = -MOST) -> float:
-        """Return a finite number of at least ``least``."""
         value = self.value(key)
         if not is_figure(value, least):
             limit = f" of at least {least:g}" if least > -MOST else ""
@@ -267,37 +257,31 @@ class Fields:
         return value
 
     def whole(self, key: str, least: int = 0) -> int:
-        """Return a whole number of at least ``least``."""
         value = self.value(key)
         if not isinstance(value, int) or not is_figure(value, least):
             raise self.refused(key, value, f"must be a whole number of at least {least}")
         return value
 
     def text(self, key: str) -> str:
-        """Return a text, made printable."""
         value = self.value(key)
         if not isinstance(value, str):
             raise self.refused(key, value, "must be a text")
         return printable(value)
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of texts, made printable."""
         value = self.value(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.refused(key, value, "must be a list of texts")
         return [printable(item) for item in value]
 
     def figures(self, key: str, least: float = -MOST) -> dict[str, float]:
-        """Return numbers by name; the names made printable."""
         inner = self.inner(key)
         return {printable(name): inner.figure(name, least) for name in inner}
 
     def inner(self, key: str) -> "Fields":
-        """Return an object in this one."""
         return Fields(self.value(key), self._subject, self._cure, f"{self._prefix}{key}.")
 
     def inners(self, key: str) -> list["Fields"]:
-        """Return a list of objects in this one."""
         value = self.value(key)
         if not isinstance(value, list):
             raise self.refused(key, value, "must be a list")
@@ -306,5 +290,4 @@ class Fields:
 
 
 def is_figure(value: Any, least: float = -MOST) -> bool:
-    """Say whether a value is a finite number of at least ``least``; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST

@@ -69,7 +69,6 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
 
 
 def names_array(names: Sequence[str]) -> np.ndarray:
-    """Return names as a dataset has them: texts of one length, UTF-8."""
     encoded = [name.encode() for name in names]
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded)) or 1))
 
@@ -111,7 +110,6 @@ def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) ->
 
 
 def plain(value: Any) -> Any:
-    """Return an attribute's value as JSON knows it."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -120,7 +118,6 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return an attribute's value for a message of one line."""
     return " ".join(repr(plain(value)).split())[:50]
 
 
@@ -228,7 +225,6 @@ def checksum_errors(
 
 
 def differs(path: str, first: int, last: int) -> str:
-    """Return the error of a block of rows."""
     return f"{path}, rows {first} to {last - 1}: the checksum differs"
 
 

@@ -45,9 +45,8 @@ class FolderLock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
-            while not _link(self._own, self.path):
+            while not _create(self._own, self.path):
                 self._await_end(note)
-            self._remove_leftovers()
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot be written ({error.strerror}). Name another folder.") from None
         self._released = threading.Event()
@@ -60,16 +59,10 @@ class FolderLock:
             raise OutputError(f"{self.path} is no longer this run's: another one has taken its place.")
 
     def release(self) -> None:
-        """Let others have the folder."""
         self._released.set()
         if _read(self.path) == self._own:
             with contextlib.suppress(OSError):
                 self._remove(self._own)
-
-    def _remove_leftovers(self) -> None:
-        for path in self.path.parent.glob(f".{FILE}.*.tmp"):
-            if _age(path) > SECONDS_UNTIL_LEFT:
-                path.unlink(missing_ok=True)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
         """Wait until the file is gone, or remove it once it is known to be left over; ConfigError when it is in use."""
@@ -94,7 +87,7 @@ class FolderLock:
     def _remove(self, text: str) -> None:
         """Remove the file if it still has this text; one process at a time may act on a file that is left over."""
         turn = self.path.with_name(f".{FILE}.turn")
-        if not _link("", turn):  # without a text there is room for it on a full disk, too
+        if not _create("", turn):  # without a text there is room for it on a full disk, too
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
                 turn.unlink(missing_ok=True)
             return
@@ -111,27 +104,16 @@ class FolderLock:
                     os.utime(self.path)
 
 
-def _link(text: str, path: Path) -> bool:
-    """Make a file and say whether it is new; the text is in it from the start."""
-    beside = _beside(path, text)
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        return beside.stat().st_nlink == 2  # network file systems may call a success a failure
-    except OSError:
-        return _create(text, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return True
-
-
 def _create(text: str, path: Path) -> bool:
-    """Make a file, on a file system without hard links, and say whether it is new; the text comes a moment later."""
+    """Make a file and say whether it is new; the text comes a moment later."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         return False
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return True
 
 
@@ -143,7 +125,6 @@ def require_unheld(folder: Path) -> None:
 
 
 def text_of_this_process() -> str:
-    """Return the text of this process's file, which no other process's file has."""
     return json.dumps(_this_process()) + "\n"
 
 
@@ -227,20 +208,10 @@ def _touched(path: Path) -> int | None:
 
 def _age(path: Path) -> float:
     """Return the seconds since a file was touched, by the clock of its file system: other hosts' clocks differ."""
-    beside = _beside(path, "")
+    beside = temporary(path.with_name(FILE))
     try:
+        beside.touch()
         now, touched = _touched(beside), _touched(path)
         return (now - touched) / 1e9 if now and touched else 0.0
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _beside(path: Path, text: str) -> Path:
-    """Make a new file with this text, beside another."""
-    beside = temporary(path.with_name(FILE))
-    try:
-        beside.write_text(text, encoding="utf-8")
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    return beside

@@ -73,7 +73,6 @@ class RunFolder:
             raise _unusable(path, error) from None
 
     def make(self) -> None:
-        """Make the folder and its metrics, empty if there are none yet; ConfigError when that cannot be."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
@@ -81,19 +80,16 @@ class RunFolder:
             raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
-        """Remove the metrics of later rounds, which will be run again."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        """Remove a file of a run that resumes; it will be written again."""
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
-        """Write a whole file, complete or not at all."""
         self._open(f".{name}", "w", text)
         with self._refusal(name):
             (self.path / f".{name}").replace(self.path / name)
@@ -127,7 +123,6 @@ class RunFolder:
         return lines
 
     def summary(self) -> Fields:
-        """Read summary.json, which says how the run ended; DataError where it cannot be read."""
         path = self.path / SUMMARY
         return Fields.read(path, f"{path}: not the summary of a run", CURE)
 
@@ -161,7 +156,6 @@ def _flatten(line: dict[str, Any]) -> None:
 
 
 def home(wanted: str, name: str) -> Path:
-    """Return the folder in which a run resumes: the wanted one, or runs/NAME."""
     return Path(wanted) if wanted else Path("runs") / name
 
 
@@ -180,7 +174,6 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 def _free(path: Path) -> Path:
-    """Return the path itself, or with the first free number behind it."""
     number = 1
     candidate = path
     while candidate.exists():

@@ -36,7 +36,6 @@ Field = tuple[str, Any, Any]
 
 
 def also(**limits: Any) -> Meta:
-    """Return limits that msgspec does not know."""
     return Meta(extra=limits)
 
 
@@ -48,17 +47,14 @@ def own(name: str, kind: Any, default: Any, help: str, **limits: Any) -> Field:
 
 @cache
 def types_of(section: type) -> dict[str, Any]:
-    """Return the types of a section's settings, by name."""
     return get_type_hints(section, include_extras=True)
 
 
 def help_of(hint: Any) -> str:
-    """Return the sentence of help of a setting's type."""
     return _bare(hint)[2]
 
 
 def holds_text(hint: Any) -> bool:
-    """Return True if a setting of this type is a text, in any words or in some."""
     kind = _bare(hint)[0]
     return kind is str or get_origin(kind) is Literal
 
@@ -159,7 +155,6 @@ def shown(value: Any) -> str:
 
 
 def numbers_in(value: Any) -> Iterator[float]:
-    """Yield all numbers in a value as TOML has it, lists and tables included."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -168,7 +163,6 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def _demand(value: Any, hint: Any) -> str:
-    """Return the words for the constraint that a refused value breaks."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):

@@ -34,7 +34,7 @@ class Task(ABC):
     numbers = 1
 
     inputs = "numbers"
-    """The kind of its data (`istmpi.data.kinds`), as messages name it."""
+    """The kind of its data (`istmpi.data.hdf5.OPEN`), as messages name it."""
     network = ""
     """The advice to users of a network that takes numbers; empty where that is right."""
     start: tuple[str, ...] = ()
@@ -60,7 +60,6 @@ class Task(ABC):
 
     @staticmethod
     def of_mean(*points: float) -> float:
-        """Return the score for the means over examples of their `points`."""
         return points[0]
 
     @staticmethod
@@ -276,10 +275,8 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_of(name: str, multi_label_loss: str) -> type[Task]:
-    """Return the task of a name, with the loss that a run asks for (``train.multi_label_loss``)."""
     return BinaryMultiLabel if (name, multi_label_loss) == (MULTI_LABEL, "binary") else TASKS[name]
 
 
 def higher_is_better(score: str) -> bool:
-    """Return whether the higher of two scores of this name is better; it is for a score that no task has."""
     return all(task.higher_is_better for task in TASKS.values() if task.score == score)

@@ -133,6 +133,7 @@ def _assets(work: Path) -> Assets:
             path = folder / "words" / word / f"s{speaker}_nohash_0.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(formats.wav(source, valid=True))
+    (folder / "words" / "testing_list.txt").write_text("yes/s0_nohash_0.wav\nno/s0_nohash_0.wav\n")
     for place in range(10):
         path = folder / "pictures" / ("cat" if place % 2 else "dog") / f"{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,6 @@ from istmpi.foreign import plain_value, printable, reading
 from istmpi.models.architecture import Architecture
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
-CONSTRUCTOR = "constructor"
-"""In place of a file: the values that the network's constructor makes."""
 SHOWN = 6
 """The most names that a line lists."""
 _SAFETENSORS = {

@@ -31,7 +31,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if run.method.shares is not None and METHODS[run.method.name].shares(run) is None:
         METHODS[run.method.name].require_changing_shares(run, network, ranks)
     alone, begun = cost(run.override({"method.shares": None}), network, 1), []
-    if run.train.init not in ("", "constructor"):
+    if run.train.init:
         from istmpi.checkpoint.initial import fit_of
 
         begun = fit_of(Path(run.train.init), network).lines

@@ -25,12 +25,10 @@ class Setting:
 
     @property
     def help(self) -> str:
-        """A sentence, or some."""
         return help_of(self.hint)
 
     @property
     def kind(self) -> str:
-        """The kind of its values, in words."""
         return kind_of_value(self.hint)
 
     @property

@@ -85,7 +85,6 @@ class Run:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
-        """The run of nested dicts as `tree` gives them; ConfigError names ``source``."""
         return _build(Run, current(tree, source, aloud=False), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
@@ -195,11 +194,9 @@ class Run:
 
     @property
     def watches_validation(self) -> bool:
-        """Return True if evaluations during training use the validation split."""
         return bool(self.data.validation or self.train.patience or self.checkpoint.best)
 
     def tree(self) -> dict[str, Any]:
-        """The run as nested dicts of plain values; settings that are None are left out."""
         return _plain(self)
 
     def flat(self) -> dict[str, Any]:
@@ -207,7 +204,6 @@ class Run:
         return dict(_flat(self.tree()))
 
     def toml(self) -> str:
-        """The run as a TOML file that `Run.load` reads back to the same run."""
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
@@ -218,7 +214,6 @@ class Run:
 
 
 def shipped() -> list[str]:
-    """The names of the runs that come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 

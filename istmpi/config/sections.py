@@ -69,6 +69,13 @@ Scale = Annotated[
 ]
 
 
+Init = Annotated[
+    Literal["fan-in", "constructor"],
+    "Initial values: uniform, by the number of inputs that a product with the parameter adds up; or what the "
+    "constructor of the full network makes, on every rank.",
+]
+
+
 @dataclass(frozen=True)
 class Model:
     """The network."""
@@ -89,9 +96,9 @@ class Model:
     ] = None
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
-        """The arguments of the network's constructor, for data of this task."""
         arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
         normalised = self.norm == "batch" and TASKS[task].one_class
         return arguments | {"output_norm": normalised if self.output_norm is None else self.output_norm}
@@ -111,17 +118,17 @@ class OwnModel:
     name: Network
     dtype: DType = "float32"
     scale: Scale = "share"
+    init: Init = "fan-in"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments_for(self, task: str) -> Mapping[str, Any]:
-        """The arguments of the network's constructor that were given, for any task."""
         return self.arguments
 
     batch_statistics = ""
     """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""
 
 
-OWN_SETTINGS = ("name", "dtype", "scale")
+OWN_SETTINGS = ("name", "dtype", "scale", "init")
 """Settings of a plain module that are no arguments of its constructor."""
 
 
@@ -204,7 +211,6 @@ class Optimizer:
         return self.lr
 
     def falls(self, steps: int) -> list[int]:
-        """The local steps, of so many, with which the learning rate of a step schedule falls."""
         return [round(at * steps) for at in self.milestones] if self.schedule == "step" else []
 
     def require_usable(self, steps: int) -> None:
@@ -234,7 +240,7 @@ class Train:
     init: Annotated[
         str,
         "A file of weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors, or a state "
-        "dict of torch; a resumed run does not read it. constructor: what your network's constructor makes.",
+        "dict of torch; a resumed run does not read it.",
     ] = ""
     patience: Annotated[
         Natural,
@@ -300,7 +306,6 @@ class Evaluate:
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
-        """The number of rounds from one evaluation to the next, in a run of ``rounds`` rounds."""
         return self.every or max(rounds // 10, 1)
 
 

@@ -7,7 +7,7 @@
     placement   place(...)                                          the training rows that a stream may draw
     prepare     prepare(kind, source, target)                       from others' files to a prepared file
     hdf5        open_prepared(path)                                 the prepared file; writer writes it
-    files/      others' files: archives, notes, layouts of folders, .npz, pickles
+    files/      others' files: archives, notes, class folders, pickles
     dense/ images/ text/ sparse/ graph/     the kinds of data, each with split, file, prepare, predict
 
 Nothing here knows of ranks, communicators or environment variables: a *stream* is a number and *streams* says how many

@@ -204,7 +204,6 @@ class Dataset:
         return self._with("reshaped", shape)
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
-        """Return the data with a fraction of the training examples as the split ``validation``; 0 leaves them."""
         if not fraction:
             return self
         if "validation" in self.splits:

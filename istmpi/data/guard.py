@@ -14,27 +14,10 @@ BLOCK = 2**16
 """Bytes of a block, about: a system reads as much ahead anyway when a page of a map is touched."""
 
 
-class Running:
-    """The CRC-32 of every block of a dataset whose rows come in order."""
-
-    def __init__(self, rows: int, row_bytes: int):
-        self.rows, self.done = rows, 0
-        """The rows that there are, and that have come."""
-        self.checksums = np.zeros(max(min(rows, -(-rows * row_bytes // BLOCK)), 1), np.uint32)
-        self._block = 0
-
-    def add(self, rows: np.ndarray) -> None:
-        start = 0
-        while start < len(rows):
-            stop = min(start + self._end() - self.done, len(rows))
-            block = self._block
-            self.checksums[block] = zlib.crc32(rows[start:stop].view(np.uint8), int(self.checksums[block]))
-            self.done += stop - start
-            self._block += self.done == self._end()
-            start = stop
-
-    def _end(self) -> int:
-        return self.rows * (self._block + 1) // len(self.checksums)
+def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Return the first row of each block of so many rows, and the one behind its last."""
+    blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
+    return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 
 
 class FirstRead:

@@ -24,8 +24,11 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.dense.file import open_examples
+from istmpi.data.graph.file import open_graph
 from istmpi.data.guard import FirstRead, letting_go
-from istmpi.data.kinds import OPEN
+from istmpi.data.sparse.file import open_rows
+from istmpi.data.text.file import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
 from istmpi.foreign import reason
@@ -48,9 +51,15 @@ from istmpi.hdf5 import (
 from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
+OPEN: dict[str, Callable[["PreparedFile"], Dataset]] = {
+    "numbers": open_examples,
+    "text": open_text,
+    "sparse rows": open_rows,
+    "a graph": open_graph,
+}
+"""The kinds of data, as the ``inputs`` of tasks name them: each a folder with prepare, file, split and predict."""
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
-_LOOKED_AT = 2**20
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -61,7 +70,6 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
 
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
-    """Open a prepared file and check its structure."""
     path = Path(path)
     with _reading(path):
         if not path.is_file() or not h5py.is_hdf5(path):
@@ -97,7 +105,6 @@ class PreparedFile:
 
     @property
     def nbytes(self) -> int:
-        """The size of all contents, checksums left out."""
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
@@ -140,12 +147,6 @@ class PreparedFile:
         expected = expected_checksums(self._file, name)
         return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def count(self, split: str, what: str) -> int:
-        """Return the number of a split's examples; DataError where it has none."""
-        if (count := int(self.attribute(split))) < 1:
-            raise self.error(f"has {count} {split} {what}; it needs at least one. Prepare it again")
-        return count
-
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(length) for length in self.attribute("shape"))
@@ -157,41 +158,17 @@ class PreparedFile:
     def has(self, name: str) -> bool:
         return dataset_at(self._file, name) is not None
 
-    def offsets(self, name: str, rows: int, total: int) -> np.memmap:
-        """Return the offsets of so many lists, which rise from 0 to a total."""
-        offsets = self.mapped(name, (rows + 1,), (np.dtype("<i8"),))
-        if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
-            raise self.error(f"has {name} that does not rise from 0 to {total:,}; prepare it again")
-        return offsets
+    def names(self, path: str) -> tuple[str, ...] | None:
+        dataset = dataset_at(self._file, path)
+        return None if dataset is None else tuple(dataset.asstr()[()])
 
-    def numbers(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype, least: int, below: int, all: bool = True
-    ) -> np.memmap:
-        """Return a dataset of numbers in a range; unless ``all``, only its beginning is looked at."""
-        numbers = self.mapped(name, shape, (dtype,))
-        part = numbers if all else numbers[:_LOOKED_AT]
-        if part.size and (part.min() < least or part.max() >= below):
-            raise self.error(f"has numbers in {name} that are not from {least} to {below - 1}; prepare it again")
-        return numbers
-
-    def names(self, path: str, outputs: int) -> tuple[str, ...]:
-        if (dataset := dataset_at(self._file, path)) is None:
-            raise self.error(f"has no dataset {path}; prepare it again")
-        names = tuple(dataset.asstr()[()])
-        if len(names) != outputs:
-            raise self.error(f"names {len(names)} {path} but has {outputs} outputs; prepare it again")
-        return names
-
-    def mapped(self, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> np.memmap:
-        """Return a dataset as a read-only memory map, once its shape, type and place are as the format says."""
+    def mapped(self, name: str) -> np.memmap:
+        """Return a dataset as a read-only memory map, once it is where the format says."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
-        if dataset.shape != shape or dataset.dtype not in dtypes:
-            expected = f"{shape} of {' or '.join(str(dtype) for dtype in dtypes)}"
-            raise self.error(f"has {name} as {dataset.shape} of {dataset.dtype}, not {expected}; prepare it again")
         if problem := misplaced(dataset, self._size):
             raise self.error(f"has {name}, which {problem}; prepare or copy it again")
-        return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), shape)
+        return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def attribute(self, name: str, *default: object) -> object:
         if name not in self._file.attrs and not default:

@@ -26,9 +26,8 @@ def read_labels(
     tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
     if not decided and task not in tasks:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, tasks)}")
-    parts = {split: read_names(_flat(part), source, split, notes) for split, part in parts.items()}
-    _require_alike(parts, source)
-    labels = _joined(list(parts.values()))
+    parts = {split: read_names(_flat(part), source, split) for split, part in parts.items()}
+    labels = _joined(parts, source)
     if not len(labels):
         raise DataError(f"{source} has no train examples; a data set needs at least one.")
     if decided and labels.ndim == 2:
@@ -36,16 +35,18 @@ def read_labels(
         notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
     elif decided:
         task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
+        if labels.dtype.kind in "iufO" and (task == CLASSIFICATION or (labels == np.trunc(labels)).all()):
+            count, taken = len(np.unique(labels)), "numbers to predict" if task == REGRESSION else "classes"
+            notes.assume(f"{len(labels):,} labels are whole numbers of {count:,} values: taken for {taken}", _TASK)
     if task == CLASSIFICATION:
-        classes, y = _classes(labels, parts, source, notes if decided else Notes())
+        classes, y = _classes(labels, parts, source)
         return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
     if task == MULTI_LABEL:
-        _require_flags(parts, source)
-        y = _split(labels.astype(np.uint8), parts)
-        never = [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]
-        if never:
-            shown = first_of(never)
-            notes.leave_out(f"{len(never)} of {labels.shape[1]} labels, that no training example has: {shown}")
+        y = _split(_flags(labels, parts, source), parts)
+        if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
+            notes.leave_out(
+                f"{len(never)} of {labels.shape[1]} labels, that no training example has: {first_of(never)}"
+            )
         return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
@@ -54,37 +55,13 @@ def read_labels(
     if not (finite := np.isfinite(rows).all(axis=1)).all():
         row = int(np.argmin(finite))
         label = ", ".join(map(str, rows[row]))
-        raise DataError(f"{source}: the label of example {row} is {label}; it must be finite. Remove such examples.")
-    if decided and labels.ndim == 1 and (labels == np.trunc(labels)).all():
-        text = f"{len(labels):,} labels are whole numbers of {len(np.unique(labels)):,} values, of the type"
-        notes.assume(f"{text} {labels.dtype}: taken for numbers to predict", _TASK)
+        raise DataError(
+            f"{source}: the label of {_example(row, parts)} is {label}; it must be finite. Remove such examples."
+        )
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
 
-def _classes(labels: np.ndarray, parts: Parts, source: str, notes: Notes) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the class names, and the class number of each label."""
-    if labels.ndim == 2:
-        if _task_of_matrix(labels)[0] != CLASSIFICATION:
-            raise DataError(
-                f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
-                "classification needs one class. Give class numbers, or --task multi-label or regression."
-            )
-        return tuple(map(str, range(labels.shape[1]))), labels.argmax(axis=1)
-    for split, part in parts.items():
-        if part.dtype.kind == "f" and not (whole := np.isfinite(part) & (part == np.trunc(part))).all():
-            row = int(np.argmin(whole))
-            raise DataError(
-                f"{source}: the label of {f'{split} example'.strip()} {row} is {part[row]}; a class is a whole "
-                "number or a name. Correct it, or predict it as a number: --task regression."
-            )
-    values, y = np.unique(_joined([_whole(part) for part in parts.values()]), return_inverse=True)
-    if values.dtype.kind in "iuO":
-        text = f"{len(labels):,} labels are whole numbers of {len(values):,} values"
-        notes.assume(f"{text}{', each there once' * (len(values) == len(labels))}: taken for classes", _TASK)
-    return tuple(printable(str(value)) for value in values.tolist()), y
-
-
-def read_names(labels: np.ndarray, source: str, split: str, notes: Notes) -> np.ndarray:
+def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     """Return labels, with names as text without white space at their ends; DataError for an empty one."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
@@ -99,65 +76,77 @@ def read_names(labels: np.ndarray, source: str, split: str, notes: Notes) -> np.
         raise DataError(
             f"{source}: {what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it."
         )
-    if changed := int((names != labels).sum()):
-        notes.assume(f"{changed:,} {what} with white space at their ends: it is no part of the class's name")
     return names
 
 
+def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the class names, and the class number of each label."""
+    if labels.ndim == 2:
+        if _task_of_matrix(labels)[0] != CLASSIFICATION:
+            raise DataError(
+                f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
+                "classification needs one class. Give class numbers, or --task multi-label or regression."
+            )
+        return tuple(map(str, range(labels.shape[1]))), labels.argmax(axis=1)
+    if labels.dtype.kind == "f":
+        if not (whole := (np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
+            row = int(np.argmin(whole))
+            raise DataError(
+                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class is a whole number or a name. "
+                "Correct it, or predict it as a number: --task regression."
+            )
+        labels = labels.astype(np.int64)
+    values, y = np.unique(labels, return_inverse=True)
+    return tuple(printable(str(value)) for value in values.tolist()), y
+
+
 def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
-    if not _are_flags(labels).all():
+    if labels.dtype.kind not in "biufO" or not ((labels == 0) | (labels == 1)).all():
         return REGRESSION, "not all 0 or 1: taken for numbers to predict"
     if (np.count_nonzero(labels, axis=1) == 1).all():
         return CLASSIFICATION, "a single 1 in each and else 0: taken for classes"
     return MULTI_LABEL, "all 0 or 1: taken for several labels an example"
 
 
-def _are_flags(labels: np.ndarray) -> np.ndarray:
-    return (labels == 0) | (labels == 1) if labels.dtype.kind in "biufO" else np.zeros(labels.shape, bool)
+def _flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
+    if labels.ndim != 2:
+        raise DataError(
+            f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
+            "Leave --task out, or give classification."
+        )
+    if not (flags := (labels == 0) | (labels == 1)).all():
+        row, column = np.argwhere(~flags)[0]
+        raise DataError(
+            f"{source}: {_example(int(row), parts)} has {labels[row, column].item()!r} for label {column}; multi-label "
+            "needs 0 or 1. Correct it, or predict numbers: --task regression."
+        )
+    return labels.astype(np.uint8)
 
 
-def _require_flags(parts: Parts, source: str) -> None:
-    for split, labels in parts.items():
-        if labels.ndim != 2:
-            raise DataError(
-                f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
-                "Leave --task out, or give classification."
-            )
-        if not (flags := _are_flags(labels)).all():
-            row, column = np.argwhere(~flags)[0]
-            value = labels[row, column].item()
-            raise DataError(
-                f"{source}: {split} example {row} has {value!r} for label {column}; multi-label needs 0 or 1. Correct "
-                "it, or predict numbers: --task regression."
-            )
-
-
-def _require_alike(parts: Parts, source: str) -> None:
-    """Raise DataError for labels that cannot be put one behind the other."""
-    kinds = {split: part.dtype.kind for split, part in parts.items()}
-    if len({kind in "US" for kind in kinds.values()}) > 1 or not set(kinds.values()) <= {*"biufUS"}:
-        types = ", ".join(str(part.dtype) for part in parts.values())
+def _joined(parts: Parts, source: str) -> np.ndarray:
+    """Return the labels of all splits, one behind the other; DataError where these cannot be put so."""
+    arrays = list(parts.values())
+    kinds = {part.dtype.kind for part in arrays}
+    if not kinds <= {*"biuf"} and kinds != {"U"}:
+        types = ", ".join(str(part.dtype) for part in arrays)
         raise DataError(f"{source}: the labels are of {types}; give whole numbers or names.")
-    if len({part.shape[1:] for part in parts.values()}) > 1:
+    if len({part.shape[1:] for part in arrays}) > 1:
         raise DataError(f"{source}: the labels of its splits are of different shapes; give them one.")
+    if kinds <= {*"biu"} and np.result_type(*arrays).kind == "f":  # int64 and uint64
+        arrays = [part.astype(object) for part in arrays]
+    return np.concatenate(arrays)
+
+
+def _example(row: int, parts: Parts) -> str:
+    for split, part in parts.items():
+        if row < len(part):
+            return f"{split} example {row}".strip()
+        row -= len(part)
+    raise AssertionError(row)
 
 
 def _split(y: np.ndarray, parts: Parts) -> Parts:
     return dict(zip(parts, np.split(y, np.cumsum([len(part) for part in parts.values()])[:-1])))
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    if all(part.dtype.kind in "biu" for part in parts) and np.result_type(*parts).kind == "f":
-        parts = [part.astype(object) for part in parts]
-    return np.concatenate(parts)
-
-
-def _whole(labels: np.ndarray) -> np.ndarray:
-    if labels.dtype.kind != "f":
-        return labels
-    if (np.abs(labels) < 2.0**63).all():
-        return labels.astype(np.int64)
-    return np.array([int(label) for label in labels], object)
 
 
 def _flat(labels: np.ndarray) -> np.ndarray:

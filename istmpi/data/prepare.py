@@ -7,7 +7,7 @@ keyword-only arguments are the options that it takes.
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,15 @@ import numpy as np
 
 from istmpi.data.dense import arrays, idx, speech, tables
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Progress
-from istmpi.data.files.notes import Note, Notes
+from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.notes import Note
 from istmpi.data.graph import prepare as graph
 from istmpi.data.images import prepare as images
-from istmpi.data.offsets import NarrowError
 from istmpi.data.sparse import prepare as xc
 from istmpi.data.text import prepare as text
-from istmpi.data.writer import Material, check_target
+from istmpi.data.writer import Material, Progress, check_target, write
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import TASKS
-from istmpi.units import counted
 
 KINDS: dict[str, Callable[..., Material]] = {
     "speech": speech.read,
@@ -42,10 +40,7 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation; ``of_class`` says how many training examples each class or label has.
-
-    ``text``, ``rows`` and ``graph`` are the facts of these kinds.
-    """
+    """A finished preparation; ``of_class`` says how many training examples each class or label has."""
 
     target: Path
     task: str
@@ -61,9 +56,8 @@ class Report:
     reading: dict[str, Any]
     seconds: float
     bytes: int
-    text: Any = None
-    rows: Any = None
-    graph: Any = None
+    facts: dict[str, Any]
+    """Numbers of this kind of data, by their names."""
 
 
 def prepare(
@@ -94,16 +88,8 @@ def prepare(
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
-        material = read(archive, decoder, **options)
-        try:
-            of_class = _write(material, decoder.notes, {}, target, force, progress)
-        except NarrowError as narrow:  # rare: so all is read again, and nobody else pays for it
-            decoder.notes = Notes()
-            material = read(archive, decoder, **options)
-            of_class = _write(material, decoder.notes, narrow.offsets, target, force, progress)
-        notes = decoder.notes
-    if archive.linked:
-        notes.assume(f"{counted(len(archive.linked), 'link')} followed, such as {min(archive.linked)}")
+        material, notes = read(archive, decoder, **options), decoder.notes
+        write(material, target, force, notes.reading, progress)
     for line in archive.passed_over():
         notes.leave_out(line)
     return Report(
@@ -114,40 +100,19 @@ def prepare(
         classes=material.classes,
         counts=material.counts,
         split=decoder.split,
-        of_class=of_class,
+        of_class=_of_class(material),
         skipped=material.skipped,
         assumed=notes.assumed,
         left_out=notes.left_out,
         reading=notes.reading,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
-        **material.facts,
+        facts=dict(material.facts),
     )
 
 
-def _write(
-    material: Material,
-    notes: Notes,
-    offsets: Mapping[str, np.ndarray],
-    target: Path,
-    force: bool,
-    progress: Progress,
-) -> tuple[int, ...] | None:
-    """Write the file; return how many training examples each class or label has, where there are some."""
-    done, total, task = 0, sum(material.counts.values()), TASKS[material.task]
-    of_class = np.zeros(material.outputs, np.int64) if task.one_class or task.several_labels else None
-    writer = material.writes(target, material, force)
-    writer.reading = notes.reading
-    if offsets:
-        writer.differences.offsets = offsets
-    with writer:
-        for split, *rows in material.blocks:
-            writer.append(split, *rows)
-            done += len(rows[0])
-            progress("writing", done, total)
-            if of_class is not None and split == "train":
-                y = rows[1]
-                of_class += np.bincount(y, minlength=len(of_class)) if y.ndim == 1 else y.sum(axis=0, dtype=np.int64)
-    for remark in writer.remarks:
-        notes.assume(remark)
-    return None if of_class is None else tuple(of_class.tolist())
+def _of_class(material: Material) -> tuple[int, ...] | None:
+    task = TASKS[material.task]
+    if task.one_class:
+        return tuple(np.bincount(material.datasets["train/y"], minlength=material.outputs).tolist())
+    return tuple(material.datasets["train/y"].sum(axis=0, dtype=np.int64).tolist()) if task.several_labels else None

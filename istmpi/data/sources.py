@@ -8,17 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from istmpi.data.dataset import Dataset, require_finite
+from istmpi.data.dataset import Dataset
+from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
 from istmpi.data.files.notes import Notes
-from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last, split_arrays
 from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, augmented, examples_of
-from istmpi.data.labels import read_labels
-from istmpi.data.offsets import Extent, named
 from istmpi.data.text.split import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     from istmpi.config import Data
 
 RANK = "{rank}"
-_CHECKED = 2**22
 _KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".svm": "xc"}
 
 
@@ -82,50 +77,15 @@ def open_npz(path: Path) -> Dataset:
     """Return the data set of an .npz as it stands, not normalised."""
     notes, source = Notes(), str(path)
     with path.open("rb") as file:
-        arrays, _ = split_arrays(load_arrays(file, source), source)
-    task, classes, labels = read_labels({split: y for split, (_, y) in arrays.items()}, None, source, notes=notes)
-    shape = arrays["train"][0].shape[1:]
-    if looks_channels_last(shape):
-        raise DataError(
-            f"{path}: x has examples {' x '.join(map(str, shape))}, which is {shape[0]} channels. Where channels come "
-            f"last, prepare it: istmpi prepare arrays {path} {path.stem}.h5 --channels last (or first)."
-        )
-    rows = {split: _finite_rows(x, split, source) for split, (x, _) in arrays.items()}
-    if TASKS[task].predicts_numbers:
-        labels = {split: _exact(y, split, "output", source) for split, y in labels.items()}
-    splits = {split: examples_of("arrays", shape, x, labels[split]) for split, x in rows.items()}
-    outputs = labels["train"].shape[1] if classes is None else len(classes)
+        made = material_of_arrays(load_arrays(file, source), source, notes)
+    rows = {split: (made.datasets[f"{split}/x"][:], made.datasets[f"{split}/y"]) for split in made.counts}
+    splits = {split: examples_of("arrays", made.shape, x, y) for split, (x, y) in rows.items()}
     assumed = tuple(
         str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
         for note in (*notes.assumed, *notes.left_out)
     )
-    reading = convention_of(x.dtype for x, _ in arrays.values())
-    return Dataset(splits, task, shape, outputs, classes, source, "arrays", assumed=assumed, reading=reading)
-
-
-def _finite_rows(x: np.ndarray, split: str, source: str) -> np.ndarray:
-    x = x.reshape(len(x), -1)
-    step = max(1, _CHECKED // x.shape[1])
-    for start in range(0, len(x), step):
-        require_finite(x[start : start + step], split, source, start)
-    return x if x.dtype == np.uint8 else _exact(x, split, "feature", source)
-
-
-def _exact(x: np.ndarray, split: str, what: str, source: str) -> np.ndarray:
-    """Return numbers [n, features] as float32; DataError for values of a feature that are too close together."""
-    if np.can_cast(x.dtype, np.float32):
-        return x.astype(np.float32, copy=False)
-    extent, step = Extent(), max(1, _CHECKED // x.shape[1])
-    for start in range(0, len(x), step):
-        extent.add(x[start : start + step])
-    offset = extent.offset()
-    lost = extent.lost if offset is None else np.union1d(extent.lost, np.flatnonzero(offset))
-    if len(lost):
-        raise DataError(
-            f"{source}: {split} values of {named(lost, what)} are too close together for float32. Prepare it, which "
-            f"subtracts an offset first: istmpi prepare arrays {source} {Path(source).stem}.h5"
-        )
-    return x.astype(np.float32)
+    facts = made.task, made.shape, made.outputs, made.classes, source, "arrays"
+    return Dataset(splits, *facts, assumed=assumed, reading=notes.reading)
 
 
 def _nearest(path: Path) -> str:

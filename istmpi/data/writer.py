@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.guard import Running
+from istmpi.data.guard import blocks_of
 from istmpi.errors import ConfigError, OutputError
 from istmpi.files import sync, temporary
 from istmpi.foreign import reason
@@ -26,96 +27,13 @@ READING = "reading"
 _ROOM = 2**20
 """Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
 
-
-class FileWriter:
-    """A context in which blocks become a prepared file, complete or not at all.
-
-    It writes beside the target under a temporary name; a normal exit syncs and renames, any exception removes it.
-    """
-
-    def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
-        self.target, self._material = Path(target), material
-        check_target(self.target, force)
-        self._temporary = temporary(self.target)
-        self._running: dict[str, Running] = {}
-        self.reading: Mapping[str, Any] = {}
-        """Conventions by which the source was read, of JSON's types; set before the context is entered."""
-
-    def __enter__(self):
-        material = self._material
-        attributes = {"format": FORMAT, "version": VERSION, "kind": material.kind, "source": material.source}
-        attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
-        try:
-            with self._writing(), ExitStack() as stack:
-                self._file = stack.enter_context(new_file(self._temporary, _ROOM))
-                for name, value in {**attributes, **material.attributes, **material.counts}.items():
-                    set_attribute(self._file, name, value)
-                for path, values in material.fixed.items():
-                    self._whole(path, values)
-                for path, (shape, dtype) in material.datasets.items():
-                    self._dataset(path, shape, dtype)
-                if self.reading:
-                    self._whole(READING, np.frombuffer(json.dumps(self.reading).encode(), np.uint8))
-                self._open = stack.pop_all()
-        except OutputError:
-            self._temporary.unlink(missing_ok=True)
-            raise
-        return self
-
-    def append(self, split: str, **rows: np.ndarray) -> None:
-        """Write the next rows of each of these datasets of a split."""
-        with self._writing():
-            for name, values in rows.items():
-                dataset, running = self._file[f"{split}/{name}"], self._running[f"{split}/{name}"]
-                values = np.ascontiguousarray(values, dataset.dtype)
-                stop = running.done + len(values)
-                assert stop <= running.rows, f"{split}/{name}: more than {running.rows} rows"
-                dataset[running.done : stop] = values
-                running.add(values)
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        try:
-            with self._writing():
-                with self._open:
-                    if error is None:
-                        self._finish()
-                        assert all(running.done == running.rows for running in self._running.values())
-                if error is None:
-                    sync(self._temporary)
-                    self._temporary.replace(self.target)
-                    sync(self.target.parent)
-        finally:
-            self._temporary.unlink(missing_ok=True)
-
-    @property
-    def remarks(self) -> Iterable[str]:
-        return ()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.target} cannot be written: {reason(error)}.") from error
-
-    def _dataset(self, path: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        self._running[path] = Running(shape[0], prod(shape[1:]) * dtype.itemsize)
-        return self._file.create_dataset(path, shape, dtype.newbyteorder("<"))
-
-    def _whole(self, path: str, values: np.ndarray) -> None:
-        self._dataset(path, values.shape, values.dtype)[...] = values
-        self._running[path].add(values)
-
-    def _finish(self) -> None:
-        checksums = {CHECKSUMS + path: running.checksums for path, running in self._running.items()}
-        for path, values in checksums.items():
-            self._file.create_dataset(path, data=values)
-        seal(self._file, checksums)
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(stage, done, total)``, often."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """Data on their way into a prepared file: the facts that are known beforehand, and the data in blocks, once."""
+    """Data on their way into a prepared file."""
 
     kind: str
     source: str
@@ -127,19 +45,95 @@ class Material:
     counts: Mapping[str, int]
     """The number of examples, tokens, rows or nodes of each split."""
     attributes: Mapping[str, Any]
-    fixed: Mapping[str, np.ndarray]
-    """Datasets that are known beforehand."""
-    datasets: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
-    """Datasets that the blocks fill."""
-    blocks: Iterable[tuple] = ()
-    """A split and the arguments of the writer's ``append``."""
-    writes: Callable[..., FileWriter] = FileWriter
+    datasets: Mapping[str, Any]
+    """Arrays by their paths, or whatever has a shape, a type and slices."""
     skipped: Sequence[str] = ()
     """Files that could not be read."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the report of a preparation has beside the common ones."""
-    groups: int = 1
-    """The means and deviations that normalise numbers (see ``Moments.normalisation``)."""
+    """Numbers for the report of a preparation, by their names."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a source in another type and with one axis, read when they are sliced."""
+
+    source: Any
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.source.shape[0], prod(self.source.shape[1:])
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        part = np.asarray(self.source[rows])
+        return np.ascontiguousarray(part.reshape(len(part), -1), self.dtype)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some rows of a source, read when they are sliced."""
+
+    source: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.rows), *self.source.shape[1:]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self.source[self.rows[rows]]
+
+
+def write(
+    material: Material,
+    target: str | os.PathLike,
+    force: bool = False,
+    reading: Mapping[str, Any] | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> None:
+    """Make the prepared file; ``reading`` are conventions by which the source was read, of JSON's types.
+
+    It is written beside the target under a temporary name, synced and renamed; after any exception nothing is left.
+    """
+    target = Path(target)
+    check_target(target, force)
+    beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0
+    if reading:
+        datasets[READING] = np.frombuffer(json.dumps(reading).encode(), np.uint8)
+    total = sum(values.shape[0] for values in datasets.values())
+    attributes = {"format": FORMAT, "version": VERSION, "kind": material.kind, "source": material.source}
+    attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
+    try:
+        with _writing(target), new_file(beside, _ROOM) as file:
+            for name, value in {**attributes, **material.attributes, **material.counts}.items():
+                set_attribute(file, name, value)
+            for path, values in datasets.items():
+                dataset = file.create_dataset(path, values.shape, values.dtype.newbyteorder("<"))
+                guards = checksums[CHECKSUMS + path] = []
+                for first, last in blocks_of(values.shape[0], prod(values.shape[1:]) * values.dtype.itemsize):
+                    rows = np.ascontiguousarray(values[first:last], dataset.dtype)
+                    dataset[first:last] = rows
+                    guards.append(zlib.crc32(rows.view(np.uint8)))
+                    progress("writing", done + last, total)
+                done += values.shape[0]
+            checksums = {path: np.array(guards, np.uint32) for path, guards in checksums.items()}
+            for path, guards in checksums.items():
+                file.create_dataset(path, data=guards)
+            seal(file, checksums)
+        with _writing(target):
+            sync(beside)
+            beside.replace(target)
+            sync(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{target} cannot be written: {reason(error)}.") from error
 
 
 def check_target(target: Path, force: bool) -> None:

@@ -245,10 +245,14 @@ class Architecture:
                 for group in several
             }
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            raise ConfigError(
-                f"{self.name}: it has no width that can be dealt out ({reasons or 'its constructor has no integers'}). "
-                f"Use another method, as --method local-sgd."
-            )
+            cure = "Use another method, as --method local-sgd"
+            if not reasons:
+                reasons = "its constructor has no integers"
+                cure += (
+                    "; or write a wrapper with its widths as arguments: class Mine(Net): def __init__(self, features, "
+                    "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
+                )
+            raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
         cure = "Leave it out of method.partition" if others else "Use another method, as --method local-sgd"
         for name in groups:
             if name in self.table.undealt:

@@ -202,7 +202,8 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
     findings = []
     for seed in range(SEEDS):
         try:
-            findings = _proved_by(Trial(network, width, moving, seed), width, moving, declarations[width.name])
+            trial = Trial(network, width, moving, seed)
+            findings = _proved_by(trial, width, moving, declarations[width.name], seed == SEEDS - 1)
         except ConfigError as error:
             return [Finding(width, problem=str(error))]
         if not findings[0].vague:
@@ -210,8 +211,8 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
     return findings
 
 
-def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> list[Finding]:
-    """The readings that one small network proves.
+def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
+    """The readings that one small network proves; ``last``: no other will be tried.
 
     A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
     """
@@ -222,7 +223,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading) -> li
         for reading in itertools.islice(_readings(moving[width.name], kind_of, fixed), READINGS):
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
-            elif vague := trial.indifferent_to(reading):
+            elif vague := trial.indifferent_to(reading, last):
                 problem = f"the outputs do not tell how its units lie in {vague}"
                 return [Finding(width, problem=problem, vague=True)]
             else:

@@ -16,9 +16,10 @@ from torch import nn
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.inference import infer
+from istmpi.models.inference import Inferred, infer
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import Calibrated
+from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
@@ -36,6 +37,11 @@ Contents = Mapping[str, tuple[int, float | None]]
 
 def inspect(network: UserNetwork) -> Table:
     """The table of a network; ConfigError in one line for whatever cannot be trained."""
+    return examine(network)[0]
+
+
+def examine(network: UserNetwork) -> tuple[Table, Inferred]:
+    """The table of a network, and what was found of each width; errors as of `inspect`."""
     inferred = infer(network)
     again = built(network, seed=1)
     second = _contents(_tensors(again))
@@ -52,14 +58,16 @@ def inspect(network: UserNetwork) -> Table:
             )
     traced = trace(network, inferred.widths, inferred.blocks, module)
     layers = _layers(module)
+    leaves = proved_leaves(network, inferred.widths)
+    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
+    scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
     for name, parameter in module.named_parameters():
-        bound, centre = _initial(network, name, parameter, layers[name], watched.recorder, first[name], second[name])
+        bound, centre = _initial(network, name, parameter, layers[name], scaled.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
-    sums, leaves = _sums(module, inferred.parameters), proved_leaves(network, inferred.widths)
-    sums = {name: groups for name, groups in sums.items() if name in watched.called}
-    uses, folded, unscaled = sums_of(network, inferred.widths, watched.recorder, sums)
-    return Table(
+    for name, groups in sums.items():
+        sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+    table = Table(
         source=network.source.hash,
         settings=network.settings,
         groups=inferred.lengths,
@@ -68,9 +76,9 @@ def inspect(network: UserNetwork) -> Table:
         computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
-        uses=uses,
-        folded=folded,
-        unscaled=unscaled,
+        uses=scaled.uses,
+        folded=scaled.folded,
+        unscaled=scaled.unscaled,
         stochastic=stochastic,
         operators=traced.operators,
         normalised=tuple(map(str, traced.normalised)),
@@ -82,6 +90,7 @@ def inspect(network: UserNetwork) -> Table:
         exits=watched.exits,
         head=watched.head if watched.head in leaves else "",
     )
+    return table, inferred
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,13 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
                 f"{network.name}: its batch normalisation {name} is called {count} times in a forward pass; istmpi "
                 f"calibrates one mean and variance, of one call. Use a layer for each call."
             )
-    bare = frozenset(name for number, (name, *_) in enumerate(outputs) if number not in normalised)
+    # A layer's own call reads its output as well where it writes into it.
+    elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
+    bare = frozenset(
+        name
+        for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
+        if number not in normalised or others
+    )
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     exits = returned.shape[1] // network.numbers
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
@@ -221,7 +236,7 @@ def _initial(
     name: str,
     parameter: nn.Parameter,
     layers: list[_Layer],
-    recorder: SumRecorder,
+    fans: Mapping[str, int],
     first: tuple[int, float | None],
     second: tuple[int, float | None],
 ) -> tuple[float, float]:
@@ -240,8 +255,7 @@ def _initial(
     if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
         weight = layers[0].module.weight if layers[0].key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0
-    inner = recorder.fan_in(name) or recorder.fan_in(name.replace("bias", "weight"))
-    if inner:
-        return inner**-0.5, 0.0
+    if fan := fans.get(name) or fans.get(name.replace("bias", "weight")):
+        return fan**-0.5, 0.0
     values = parameter.detach().double()
     return float(3**0.5 * values.std(correction=0)), float(values.mean())

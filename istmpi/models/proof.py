@@ -79,19 +79,24 @@ class Trial:
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
         numbers = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
-        examples = self._network.examples(EXAMPLES, torch.float64)
-        for x in [*([(examples[0][:, :TOKENS],)] if self._network.tokens else []), examples]:
-            for narrow in (apart, ()):
-                others = {name: min(UNITS[0], self._network.widths[name].length) for name in narrow}
-                for units in [*numbers, width.length]:
-                    try:
-                        built = self._network.build({**others, width.name: units}).double().eval()
-                        self._network.forward(built, *x)
-                    except ConfigError:
-                        continue
-                    if _fits(built, moving[width.name], units):
-                        return x, units, others, built
-        raise ConfigError("a network with fewer of its units has parameters of other shapes")
+        numbers.append(width.length)
+        few = {name: min(UNITS[0], self._network.widths[name].length) for name in apart}
+        tries = itertools.product((torch.float64, torch.get_default_dtype()), (True, False), (few, {}), numbers)
+        problem = "a network with fewer of its units has parameters of other shapes"
+        for dtype, short, others, units in tries:
+            examples = self._network.examples(EXAMPLES, dtype)
+            if short and not self._network.tokens:
+                continue
+            x = (examples[0][:, :TOKENS],) if short else examples
+            try:
+                built = self._network.build({**others, width.name: units}).to(dtype).eval()
+                self._network.forward(built, *x)
+            except ConfigError as error:
+                problem = str(error)
+                continue
+            if _fits(built, moving[width.name], units):
+                return x, units, others, built
+        raise ConfigError(problem)
 
     def _permutation(self, generator: torch.Generator) -> torch.Tensor:
         order = torch.randperm(self.units, generator=generator)
@@ -118,7 +123,7 @@ class Trial:
         ]
         with hooked(hooks):
             for name, parameter in self._built.named_parameters():
-                parameter.data = values[name]
+                parameter.data = values[name].to(parameter.dtype)
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
@@ -131,14 +136,16 @@ class Trial:
                 return next(differing, "its last operation")
         return ""
 
-    def indifferent_to(self, reading: Reading) -> str:
+    def indifferent_to(self, reading: Reading, sure: bool) -> str:
         """Return the name of a parameter whose permutation has no effect: the trial proves nothing; "" if none.
 
-        It has several readings; "any parameter" if none matters at all.
+        It has several readings. ``sure``: other random weights told no more, so that any reading is right of one that
+        the outputs do not depend on, as a key's bias before a softmax.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
-                return place[0]
+                if not sure or self._depends_on([place]):
+                    return place[0]
         if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(reading):
             return ""
         return "any parameter, on which they do not depend"
@@ -149,7 +156,7 @@ class Trial:
             self._mattering[place, order] = not alike(outputs, self._expected)
         return self._mattering[place, order]
 
-    def _depends_on(self, reading: Reading) -> bool:
+    def _depends_on(self, reading: Iterable[Place]) -> bool:
         """Return True if the outputs are others where the units of a reading have other values."""
         values = dict(self._values)
         for name, place in reading:
@@ -173,14 +180,15 @@ class Trial:
         if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
             return True
         for name, parameter in narrow.named_parameters():
-            parameter.data = values[name]
+            parameter.data = values[name].to(parameter.dtype)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
         """The widest smaller network that the constructor takes, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
             try:
-                return self._network.build({**self._others, self._width.name: units}).double().eval(), units
+                built = self._network.build({**self._others, self._width.name: units})
+                return built.to(self._expected.dtype).eval(), units
             except ConfigError:
                 continue
         return None, 0

@@ -67,6 +67,8 @@ class UserNetwork:
     """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The defaults of the settings that have one."""
+    _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
+    """The values of the full network's frozen parameters, once it was built."""
 
     @property
     def kind(self) -> type[nn.Module]:
@@ -144,8 +146,27 @@ class UserNetwork:
                 )
             if parameter.ndim == 0:
                 parameter.data = parameter.data.reshape(1)  # rows are what ranks own
-        _freeze(built)
+        if frozen := _freeze(built):
+            self._keep_frozen(frozen)
         return built
+
+    def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
+        """Give frozen parameters the values of the full network, where they have the same shape.
+
+        What a constructor draws for them may depend on widths that it drew for before.
+        """
+        import torch
+
+        from istmpi.models.trials import seeded
+
+        if not self._frozen and not all(values.is_meta for values in frozen.values()):
+            with seeded(), torch.device("cpu"):
+                full = self.kind(**self.facts, **self.settings)
+            self._frozen.update(_freeze(full))
+        for name, values in frozen.items():
+            kept = self._frozen.get(name)
+            if kept is not None and kept.shape == values.shape and not values.is_meta:
+                values.copy_(kept)
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """Random examples as inputs of ``forward``, the same in every call."""
@@ -200,9 +221,11 @@ class UserNetwork:
             place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
+                loss = ". An own loss cannot be returned: leave it out; the task's loss is that of the outputs"
+                cure = loss if shape == () else f". Its argument outputs is filled in with that {self.outputs}"
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
-                    f"{expected}. Its argument outputs is filled in with that {self.outputs}."
+                    f"{expected}{cure}."
                 )
             if not outputs.is_floating_point():
                 raise ConfigError(
@@ -211,17 +234,23 @@ class UserNetwork:
                 )
 
 
-def _freeze(network: nn.Module) -> None:
-    """Turn frozen parameters into buffers, which every rank has from the constructor and nobody sends or steps."""
+def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Turn frozen parameters into buffers, which every rank has from the constructor and nobody sends or steps.
+
+    Returns them by their names.
+    """
     from torch import nn
 
-    for module in list(network.modules()):
+    frozen = {}
+    for path, module in list(network.named_modules()):
         for key, parameter in list(module._parameters.items()):
             if parameter is not None and not parameter.requires_grad:
                 del module._parameters[key]
                 module.register_buffer(key, parameter.data)
+                frozen[f"{path}.{key}".lstrip(".")] = parameter.data
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
+    return frozen
 
 
 def user_network(
@@ -241,8 +270,11 @@ def user_network(
         loaded = load(place_of(name))
         arguments, loader = _signature(name, loaded[0]), lambda: loaded
     defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
-    if "scale" in defaults:
-        raise ConfigError(f"{name}: its argument scale has the name of a setting of istmpi's, model.scale. Rename it.")
+    for taken in ("scale", "init"):
+        if taken in defaults:
+            raise ConfigError(
+                f"{name}: its argument {taken} has the name of a setting of istmpi's, model.{taken}. Rename it."
+            )
     for setting in settings:
         if setting in DATA_ARGUMENTS:
             fact = DATA_ARGUMENTS[setting]

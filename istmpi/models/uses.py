@@ -50,6 +50,8 @@ class Seen:
     """The number of that call."""
     inner: int = field(compare=False)
     """The length that it sums over."""
+    fan: int = field(compare=False)
+    """The number of inputs of which it makes an output, if that is not the length."""
     weighted_by: frozenset[int] = field(default=frozenset(), compare=False)
     """The softmaxes that made its weights, by their numbers among all that was seen."""
 
@@ -66,6 +68,8 @@ class SumRecorder(TorchDispatchMode):
         self._known = Provenance()
         self._calls = _Calls(self._modules)
         self._weights: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
+        self.readers: dict[int, set[str]] = {}
+        """The modules in which each storage is read."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,15 +86,12 @@ class SumRecorder(TorchDispatchMode):
         self._calls.known.clear()
         self._weights.clear()
 
-    def fan_in(self, parameter: str) -> int:
-        """The length that the first product with a parameter sums over; 0 if there is none."""
-        products = (seen for seen in self.seen if seen.parameter == parameter and "norm" not in seen.operation)
-        return next((seen.inner for seen in products), 0)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         outputs, name = func(*args, **kwargs), func.overloadpacket.__name__
         made, used = list(tensors_in(outputs)), list(tensors_in([*args, *kwargs.values()]))
+        for tensor in used:
+            self.readers.setdefault(storage_of(tensor), set()).add(self._modules[-1])
         entries = (self._weights.get(storage_of(tensor)) for tensor in used)
         weights = frozenset().union(*(entry[1] for entry in entries if entry))
         fresh = made and used and storage_of(made[0]) != storage_of(used[0])
@@ -101,7 +102,9 @@ class SumRecorder(TorchDispatchMode):
             weights = frozenset()  # sums over the neighbours of a node
         elif taken := _sum_of(name, args):
             operands, inner = taken
-            self._note(name, self._known.parameters(operands), inner, weights)
+            # A product of two inputs starts as PyTorch's own does, by the first of them.
+            fan = args[0].shape[-1] if name == "_trilinear" else 0
+            self._note(name, self._known.parameters(operands), inner, weights, fan)
             weights = frozenset()
         elif fresh:
             if name not in MOVING:
@@ -116,9 +119,9 @@ class SumRecorder(TorchDispatchMode):
                 self._weights.pop(storage_of(tensor), None)
         return outputs
 
-    def _note(self, name: str, parameter: str, inner: int, weights: frozenset[int]) -> None:
+    def _note(self, name: str, parameter: str, inner: int, weights: frozenset[int], fan: int = 0) -> None:
         call, turn = self._calls.current, self._calls.turn
-        self.seen.append(Seen(self._modules[-1], name, parameter, call, turn, inner, weights))
+        self.seen.append(Seen(self._modules[-1], name, parameter, call, turn, inner, fan, weights))
 
 
 class _Calls(TorchFunctionMode):
@@ -148,7 +151,7 @@ def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
         operand = MATRIX[name]
         return args[operand : operand + 2], args[operand].shape[-1]
     if name == "convolution":
-        return args[:2], args[1].shape[0 if args[6] else 1]
+        return args[:2], args[1].shape[0] // args[8] if args[6] else args[1].shape[1]
     if name == "_trilinear":
         shape = [1] * (args[0].ndim + len(args[3]))
         for factor, expanded in zip(args[:3], args[3:6]):
@@ -177,33 +180,53 @@ def _reduced(x: torch.Tensor, axes: Any) -> int:
     return prod(x.shape[axis] for axis in chosen) if x.ndim else 1
 
 
-def sums_of(
-    network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder, layers: Collection[str]
-) -> tuple[tuple[Use, ...], dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """The sums over units of a network's widths, outside of the ``layers`` that take one in a call of their own.
+@dataclass(frozen=True)
+class Sums:
+    """The sums over units of a network's widths."""
 
-    ``lengths``: the full length of each width. ``full``: the sums of the full network. Returns the sums that are scaled
-    where they are called; the parameters that are scaled themselves, for they are in sums of the same widths alone; and
-    the places of sums that have no factor. Both with their widths.
+    uses: tuple[Use, ...] = ()
+    """Those that are scaled where they are called."""
+    folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The parameters that are scaled themselves, for they are in sums over units of the same widths alone."""
+    unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The places of sums that have no factor, with their widths."""
+    layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The widths that layers sum over in their own calls."""
+    fans: Mapping[str, int] = field(default_factory=dict)
+    """The number of inputs that a product with a parameter adds up, means left out."""
+
+
+def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder, layers: Collection[str]) -> Sums:
+    """The sums over units of a network's widths.
+
+    ``lengths``: the full length of each width. ``full``: the sums of the full network. ``layers``: modules that take a
+    sum in a call of their own.
     """
+    members = None
     with one_thread():
-        tried = [members for at in (few(lengths), lengths) if (members := _members(network, at, full.seen))]
-    if not tried:
-        return (), {}, {"a forward pass, which does something else at other widths,": tuple(lengths)} if lengths else {}
-    base, doubled = next((each for each in tried if None not in each[1].values()), tried[-1])
+        for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
+            members = _members(network, at, full.seen) or members
+            if members and None not in members[1].values():
+                break
+    if members is None:
+        unscaled = {"a forward pass, which does something else at other widths,": tuple(lengths)} if lengths else {}
+        return Sums(unscaled=unscaled, layers=dict.fromkeys(layers, (*lengths,)), fans=_fans(full.seen, {}, lengths))
+    base, doubled = members
     unscaled = {
         f"a forward pass, which does something else at twice of {name},": (name,)
         for name, records in doubled.items()
         if records is None
     }
-    groups, odd = _groups(network, full.seen, base, doubled)
+    groups, averaged, odd = _groups(network, full.seen, base, doubled)
     for number, (seen, names) in enumerate(zip(full.seen, groups)):
         if number in odd or (names and seen.operation == "prod"):
             unscaled[_place(seen)] = tuple(dict.fromkeys(names))
     folded = _folded(full, groups, layers)
     calls: dict[int, tuple[Call, list[str]]] = {}
     for number, seen in enumerate(full.seen):
-        if number in odd or seen.operation in ("_softmax", "prod") or seen.module in layers or seen.parameter in folded:
+        if number in odd or seen.operation in ("_softmax", "prod") or seen.module in layers:
+            continue
+        if not folded.keys().isdisjoint(seen.parameter.split(",")):
             continue
         if seen.call is not None:
             calls.setdefault(seen.turn, (seen.call, []))[1].extend(groups[number])
@@ -224,27 +247,47 @@ def sums_of(
         before = uses.setdefault((*call.place, call.inner), use)
         if before.groups != use.groups:  # a call that cannot be told from another one needs its factor
             unscaled[_place(seen)] = tuple(dict.fromkeys((*before.groups, *use.groups)))
-    return tuple(use for use in uses.values() if use.groups), folded, unscaled
+    of_layers: dict[str, tuple[str, ...]] = dict.fromkeys(layers, ())
+    for seen, names in zip(full.seen, groups):
+        if seen.module in layers:
+            of_layers[seen.module] += names
+    scaled = tuple(use for use in uses.values() if use.groups)
+    return Sums(scaled, folded, unscaled, of_layers, _fans(full.seen, averaged, lengths))
+
+
+def _fans(seen: Sequence[Seen], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]) -> dict[str, int]:
+    """The number of inputs that the first product with each parameter adds up."""
+    fans: dict[str, int] = {}
+    for number, product in enumerate(seen):
+        if product.parameter and product.operation in (*MATRIX, *LINEAR):
+            mean = prod(lengths[name] for name in averaged.get(number, ()))
+            fans.setdefault(product.parameter, max((product.fan or product.inner) // mean, 1))
+    return fans
 
 
 def _groups(
     network: UserNetwork, full: Sequence[Seen], base: Sequence[Seen], doubled: Mapping[str, Sequence[Seen] | None]
-) -> tuple[list[tuple[str, ...]], set[int]]:
+) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
     """The widths whose units each sum adds up, a width as often as it is a factor of its length; means left out.
 
-    Returns as well the sums over something else than a product of widths, such as units of one beside those of another.
+    Returns as well the widths over which each takes a mean, and the sums over something else than a product of widths,
+    such as units of one beside those of another.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
-    odd = set()
+    odd, averaged = set(), {}
     for number, seen in enumerate(full):
         ratios = {name: records[number].inner / base[number].inner for name, records in doubled.items() if records}
-        averaged = {name for softmax in seen.weighted_by for name in groups[softmax]}
-        mean = "mean" in map(declared.get, (seen.module, *seen.parameter.split(",")))
-        groups.append(() if mean else tuple(name for name in _powers(ratios) if name not in averaged))
+        names = _powers(ratios)
+        means = {name for softmax in seen.weighted_by for name in groups[softmax]} & {*names}
+        means |= {name for name in names if declared.get(name) == "mean"} if seen.operation != "_softmax" else set()
+        if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
+            means = {*names}
+        averaged[number] = means
+        groups.append(tuple(name for name in names if name not in means))
         if groups[-1] and any(ratio != 2 ** round(log2(ratio)) for ratio in ratios.values()):
             odd.add(number)
-    return groups, odd
+    return groups, averaged, odd
 
 
 def _powers(ratios: Mapping[str, float]) -> list[str]:
@@ -264,11 +307,15 @@ def _folded(full: SumRecorder, groups: Sequence[Sequence[str]], layers: Collecti
     folded: dict[str, tuple[str, ...]] = {}
     spoilt = set(full.kept_apart)
     for seen, names in zip(full.seen, groups):
-        if "," in seen.parameter or seen.module in layers or not (seen.operation in MATRIX or seen.operation in LINEAR):
-            spoilt.update(seen.parameter.split(","))
-        elif folded.setdefault(seen.parameter, tuple(names)) != tuple(names):
-            spoilt.add(seen.parameter)
-    return {name: names for name, names in folded.items() if names and name and name not in spoilt}
+        parameters = seen.parameter.split(",")
+        if seen.module in layers or not (seen.operation in MATRIX or seen.operation in LINEAR):
+            spoilt.update(parameters)
+        spoilt.update(name for name in parameters if folded.setdefault(name, tuple(names)) != tuple(names))
+    folded = {name: names for name, names in folded.items() if names and name and name not in spoilt}
+    for seen in full.seen:  # of two factors of a product one is multiplied
+        for other in [name for name in seen.parameter.split(",") if name in folded][1:]:
+            del folded[other]
+    return folded
 
 
 def _place(seen: Seen) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from istmpi.checkpoint.format import Header, Piece, require_storable
-from istmpi.checkpoint.initial import CONSTRUCTOR, begin_as_constructed
+from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
@@ -103,7 +103,7 @@ class Training:
                 require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
         self.store.initialise(run.train.seed)
         with communicator.agreed():
-            names = network.parameters if run.train.init == CONSTRUCTOR else network.table.computed
+            names = network.parameters if run.model.init == "constructor" else network.table.computed
             begin_as_constructed(network, self.store, run.train.seed, names)
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)

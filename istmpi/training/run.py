@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
-from istmpi.checkpoint.initial import CONSTRUCTOR, begin_with
+from istmpi.checkpoint.initial import begin_with
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
@@ -68,7 +68,7 @@ def run_training(
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
             recall_scores(training, folder, note)
-        began = begun_with(training) if run.train.init not in ("", CONSTRUCTOR) and not start else ()
+        began = begun_with(training) if run.train.init and not start else ()
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")

@@ -52,8 +52,6 @@ class TopExperts(SoftExperts):
 class MaskedExperts(SoftExperts):
     """The two best experts: all are computed, and the weights of the others are 0."""
 
-    SUMS = {"down": "mean"}
-
     def forward(self, x):
         scores = self.gate(x)
         best = scores.topk(2, -1).values[:, -1:]

@@ -127,8 +127,11 @@ def selected(axes, values, group, lengths, order):
 
 
 def with_units(table, values, group, order, lengths):
+    """All values with other units of a group; a parameter that the table lacks, for it is frozen, has its own."""
     return {
         name: selected(table.parameters[name].axes, of_parameter, group, lengths, order)
+        if name in table.parameters
+        else of_parameter
         for name, of_parameter in values.items()
     }
 

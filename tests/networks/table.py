@@ -79,6 +79,8 @@ class Row:
         return VOCABULARY if self.shape == TOKENS else OUTPUTS
 
 
+FROZEN = "changes the outputs"
+"""A frozen weight is a buffer, which every rank has whole: its units have their places."""
 CONSTRUCTOR = {"model.init": "constructor"}
 DENSE = (
     Row("dense_nets.Mlp", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}),
@@ -367,6 +369,7 @@ RECURRENT = (
         "recurrent_nets.Mamba",
         SEQUENCE,
         "channels states",
+        default="states",
         scaled={"channels": "step.weight read.weight write.weight last.weight", "states": "+sum"},
         settings=CONSTRUCTOR,
         kept=("a_log", "skip"),
@@ -463,14 +466,16 @@ TIED = (
     Row(
         "tied_nets.Lora",
         FLAT,
-        "hidden rank",
-        scaled={"hidden": "trunk.weight a.weight last.weight", "rank": "b.weight"},
+        "rank",
+        undealt={"hidden": FROZEN},
+        scaled={"rank": "b.weight"},
     ),
     Row(
         "tied_nets.FrozenTrunk",
         FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second.weight", "hidden2": "last.weight"},
+        "hidden2",
+        undealt={"hidden1": FROZEN},
+        scaled={"hidden2": "last.weight"},
     ),
     Row("tied_nets.Sinusoids", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
     Row("tied_nets.SinusoidBuffer", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),

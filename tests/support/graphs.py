@@ -6,7 +6,7 @@ import torch
 from istmpi.data.graph.file import material_of
 from istmpi.data.graph.prepare import adjacency
 from istmpi.data.graph.split import Graph
-from istmpi.data.writer import FileWriter
+from istmpi.data.writer import write as write_file
 
 NODES, FEATURES, CLASSES = 40, 9, 3
 
@@ -36,8 +36,7 @@ def write(path, several=False, seed=0, nodes=NODES, edges=70):
     graph = made(seed, several, nodes, edges)
     nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
-    with FileWriter(path, material_of("made", CLASSES, classes, nodes, graph)):
-        pass
+    write_file(material_of("made", CLASSES, classes, nodes, graph), path)
     return str(path)
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from istmpi.data.sparse.file import Writer, material_of
+from istmpi.data.sparse.file import material_of
 from istmpi.data.sparse.split import Ragged
+from istmpi.data.writer import write as write_file
 
 FEATURES, LABELS = 23, 17
 
@@ -31,10 +32,7 @@ def made(count, seed, features=FEATURES, labels=LABELS):
 def write(path, train=60, test=30, features=FEATURES, labels=LABELS):
     """A prepared file of such rows; returns its name."""
     splits = {"train": made(train, 1, features, labels), "test": made(test, 2, features, labels)}
-    counts = [{split: pick(of) for split, of in splits.items()} for pick in (_rows, _values, _labels)]
-    with Writer(path, material_of("made", features, labels, *counts)) as writer:
-        for split, (rows, targets) in splits.items():
-            writer.append(split, rows, targets)
+    write_file(material_of("made", features, labels, splits), path)
     return str(path)
 
 
@@ -47,15 +45,3 @@ def dense(split, indices, features=FEATURES, labels=LABELS):
             values = of.arrays[1][places] if len(of.arrays) > 1 else 1.0
             np.add.at(into[row], of.arrays[0][places], values)
     return x, y
-
-
-def _rows(of):
-    return len(of[0])
-
-
-def _values(of):
-    return int(of[0].offsets[-1])
-
-
-def _labels(of):
-    return int(of[1].offsets[-1])

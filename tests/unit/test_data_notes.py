@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, prepare
@@ -25,10 +25,8 @@ def source(tmp_path, monkeypatch):
         decoder.notes.leave_out("2 rows without a label")
         decoder.notes.reading["columns"] = ["a", "b"]
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
-        blocks = slices({"train": (x, y), "test": (x, y)})
-        counts = {"train": 4, "test": 4}
-        facts = "made", "source", "classification", (2,), 2, ("0", "1"), counts
-        return material_of(*facts, np.dtype(np.float32), 2, blocks)
+        splits = {"train": (x, y), "test": (x, y)}
+        return material_of("made", "source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
 
     monkeypatch.setitem(KINDS, "made", read)
     path = tmp_path / "source.csv"

@@ -11,7 +11,7 @@ from data_files import MAKERS, make_arrays, make_images, make_speech, pack
 from disks import small_disk
 
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.layout import class_folders
+from istmpi.data.files.decoder import class_folders
 from istmpi.data.files.notes import Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.prepare import ENDINGS
@@ -84,7 +84,7 @@ def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, dam
 def test_progress_runs_to_the_end(tmp_path):
     calls = []
     prepare("images", make_images(tmp_path / "input"), tmp_path / "data.h5", progress=lambda *call: calls.append(call))
-    assert ("decoding", 20, 20) in calls and calls[-1] == ("writing", 20, 20)
+    assert ("decoding", 20, 20) in calls and calls[-1][0] == "writing" and calls[-1][1] == calls[-1][2]
 
 
 def test_the_target_is_checked_before_the_work(tmp_path):
@@ -116,7 +116,7 @@ def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault
     (tmp_path / "table" / "t.csv").write_text("1,2,3\n" * 20_000)
     archive = pack(tmp_path / "table", tmp_path / "table.tar.gz")
     with small_disk(tmp_path / "disk", "64k") as disk:
-        with pytest.raises(OutputError, match=f"{disk} cannot be written"):
+        with pytest.raises(OutputError, match=f"{disk}.* cannot be written"):
             prepare("csv", archive, disk / "data.h5")
         assert list(disk.iterdir()) == []
 

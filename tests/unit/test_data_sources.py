@@ -71,7 +71,7 @@ def test_fortran_order_and_big_endian_are_read(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"x \(3, 2\) of float64 and y \(4,\) do not fit"),
         ({"x": np.zeros((3, 2)), "y": np.array([None] * 3)}, "Object arrays|Python objects"),
         ({"x": np.zeros((1, 2)), "y": np.zeros(1)}, "has no test examples"),
-        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, np.nan, 2])}, "label of example"),
+        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, np.nan, 2])}, "label of train example"),
     ],
 )
 def test_an_npz_that_does_not_fit(tmp_path, arrays, message):
@@ -117,7 +117,7 @@ def test_what_needs_to_be_prepared_says_so(tmp_path):
 
 
 def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
-    monkeypatch.setattr("istmpi.data.sources._CHECKED", 8)
+    monkeypatch.setattr("istmpi.data.dense.file.BLOCK", 8)
     x, y = np.ones((50, 4), np.float32), np.arange(50) % 3
     x[33, 2] = np.inf
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from istmpi.data import guard
-from istmpi.data.dense.file import Writer, material_of
+from istmpi.data.dense.file import material_of
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.writer import write
 from istmpi.errors import DataError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
@@ -24,11 +25,9 @@ def pixels():
 def file(tmp_path_factory, pixels):
     """26 MB of images."""
     path = tmp_path_factory.mktemp("images") / "data.h5"
-    counts = {"train": COUNT, "test": 2}
-    header = material_of("images", "x", "classification", (2, 128, 128), 2, ("a", "b"), counts, np.dtype("u1"), 2)
-    with Writer(path, header) as writer:
-        writer.append("train", pixels, np.arange(COUNT) % 2)
-        writer.append("test", pixels[:2], np.arange(2))
+    x = pixels.reshape(-1, 2, 128, 128)
+    splits = {"train": (x, np.arange(COUNT) % 2), "test": (x[:2], np.arange(2))}
+    write(material_of("images", "x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
     return path
 
 

@@ -182,8 +182,7 @@ def test_where_nothing_is_scaled_nothing_is_refused_for_it(row, folder, ranks, s
 @pytest.mark.parametrize("row", rows("agree"))
 def test_the_command_and_training_agree(row, folder, istmpi_command):
     """What training refuses `istmpi model` refuses, in the same words; what it says can be dealt out trains."""
-    settings = [word for name, value in row.settings.items() for word in ("--set", f"{name}='{value}'")]
-    code, out, err = istmpi_command("model", place(row), *facts(row, folder), *settings)
+    code, out, err = istmpi_command("model", place(row), *facts(row, folder))
     words = trained(row, folder).refused.removeprefix("rank 0: ")
     assert (code, words != "") == (2 if words else 0, err != ""), err
     assert words in err

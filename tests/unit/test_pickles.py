@@ -1,6 +1,5 @@
 """The reader of CIFAR's pickles: what they hold comes out, and nothing that a pickle names is called or built."""
 
-import io
 import pickle
 import struct
 import warnings
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from data_files import make_cifar, python2_batch
 
-from istmpi.data.files import pickles
 from istmpi.data.files.pickles import PickleError, read_pickle
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
@@ -18,7 +16,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
 
 
 def read(content):
-    return read_pickle(io.BytesIO(content))
+    return read_pickle(content)
 
 
 def array(shape, dtype, content):
@@ -54,25 +52,21 @@ def test_python_2_and_3_are_read_alike():
     "content, message",
     [
         # An array of objects over any bytes: its first use is a jump to wherever they point.
-        (b"cnumpy\nndarray\n((K\x01t" + OBJECTS + b"U\x08AAAAAAAAtR", "an array of 'O8', not of bytes"),
-        (b"cnumpy\nndarray\n(K\x01\x85" + BYTES + b"U\x01AtR", "it asks for 'numpy.ndarray'"),
-        (array(b"K\x01\x85", OBJECTS, b"A" * 8), "an array of 'O8', not of bytes"),
-        (array(b"K\x01\x85", b"N", b"A"), "an array of something else than bytes"),
-        (array(b"M\x00\x10M\x00\x10\x86", BYTES, b"A" * 8), r"an array of shape \(4096, 4096\) in 8 bytes"),
-        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "an array without a shape"),
-        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nNU\x01btR", "an array without a form"),
-        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nmatrix\nNU\x01btR", "it asks for 'numpy.core.multiarray._re"),
+        (b"cnumpy\nndarray\n((K\x01t" + OBJECTS + b"U\x08AAAAAAAAtR", "an array of 'O8', not of numbers"),
+        (array(b"K\x01\x85", OBJECTS, b"A" * 8), "an array of 'O8', not of numbers"),
+        (array(b"K\x01\x85", b"N", b"A"), "an array of something else than numbers"),
+        (array(b"M\x00\x10M\x00\x10\x86", BYTES, b"A" * 8), "cannot reshape array of size 8"),
+        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "something else than numbers"),
+        (b"cnumpy\nmatrix\n", "it asks for 'numpy.matrix'"),
         (b"cnumpy.core.multiarray\nscalar\n(" + BYTES + b"U\x01AtR", "it asks for 'numpy.core.multiarray.scalar'"),
         (b"cos\nsystem\n(U\x02idtR", "it asks for 'os.system'"),
-        (b"cnumpy\ndtype\n}U\x04evilK\x01sb", "sets the state of something that has none"),
-        (b"cnumpy\nndarray\n)\x81", "it has NEWOBJ"),
-        (b"}" + b")" + b"K\x01s", "a dictionary with other keys than texts"),
-        (b"h\x00", "refers to what it does not hold"),
-        (b"(K\x01", "do not fit together"),
-        (b"R", "do not fit together"),
-        (b"\x93", "do not fit together"),
-        (b"B\xff\xff\xff\xff", "expected 4294967295 bytes"),
-        (b"I" + b"9" * 5000 + b"\n", "Exceeds the limit"),
+        (b"cbuiltins\ngetattr\n", "it asks for 'builtins.getattr'"),
+        (b"cnumpy\ndtype\n}U\x04evilK\x01sb", "it is damaged"),
+        (b"h\x00", "it is damaged"),
+        (b"R", "it is damaged"),
+        (b"\x93", "it is damaged"),
+        (b"B\xff\xff\xff\xff", "it is damaged"),
+        (b"I" + b"9" * 5000 + b"\n", "it is damaged"),
         (b"cos\n" + b"\x1b\x0b" * 500 + b"\n)R", "it asks for 'os"),
     ],
 )
@@ -82,28 +76,20 @@ def test_anything_else_is_refused_in_one_short_line(content, message):
     assert str(refused.value).isprintable() and len(str(refused.value)) < 200
 
 
-def test_a_pickle_cannot_take_all_memory(monkeypatch):
-    """Neither by its steps nor by its size, nor by a place of the memo that Python's own would make room for."""
+def test_a_pickle_cannot_take_all_memory():
+    """By a place of the memo that the unpickler in C would make room for."""
     assert read(b"K\x07r\xff\xff\xff\x7f.") == 7
-    monkeypatch.setattr(pickles, "MOST_STEPS", 1000)
-    with pytest.raises(PickleError, match="more than 1000 steps"):
-        read(b"](" + b"}" * 1000 + b"e.")
-    monkeypatch.setattr(pickles, "MOST_BYTES", 100)
-    with pytest.raises(PickleError, match="more than 100 bytes"):
-        read(b"T" + struct.pack("<I", 100) + bytes(100) + b".")
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        (lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)}, "an array of 'f4', not of bytes"),
-        (lambda batch: {**batch, b"labels": [0.5, 1, 2, 3]}, "the label of image 0 is 0.5; it must be a whole number"),
         (
-            lambda batch: {**batch, b"labels": [0, 1, True, 3]},
-            "the label of image 2 is True; it must be a whole",
+            lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)},
+            "pixels .* of float32 and 4 labels are not",
         ),
-        (lambda batch: {**batch, b"labels": [0, 1, 2, [3]]}, "the label of image 3 is of list; it must be a whole"),
-        (lambda batch: {**batch, b"labels": [0, 1, 2, 10]}, "the label of image 3 is 10; it must be .* from 0 to 9"),
+        (lambda batch: {**batch, b"labels": [0.5, 1, 2, 3]}, "its labels must be whole numbers from 0 to 9"),
+        (lambda batch: {**batch, b"labels": [0, 1, 2, 10]}, "its labels must be whole numbers from 0 to 9"),
         (lambda batch: {**batch, b"labels": [0, 1, 2]}, r"pixels \(4, 3072\) of uint8 and 3 labels are not CIFAR's"),
         (lambda batch: {**batch, b"labels": 3}, "it has no list labels"),
         (lambda batch: [batch], "it has no ndarray data"),

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from damage import reseal
 from labels_oracle import naive_scores, write
 
 from istmpi.data.files.notes import Notes
@@ -129,17 +128,6 @@ def test_labels_that_no_training_example_has_are_told(tmp_path, istmpi_command):
     words = "prepare", "arrays", tmp_path / "a.npz", tmp_path / "a.h5", "--force", "--task", "multi-label"
     table = " ".join(istmpi_command(*words)[1].split())
     assert "labels 4, for training: 0 2, 1 2, 2 2, 3 0" in table and "taken for" not in table
-
-
-def test_a_file_with_another_label_is_refused(tmp_path):
-    import h5py
-
-    prepare("arrays", write(tmp_path / "a.npz"), tmp_path / "a.h5")
-    with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file["test/y"][7, 4] = 2
-        reseal(file)
-    with pytest.raises(DataError, match=r"has label 2 at test/y\[7, 4\]"):
-        open_prepared(tmp_path / "a.h5")
 
 
 # ---- commands

@@ -34,9 +34,9 @@ def graph(draw: random.Random, folder: Path, assets: Assets) -> Case:
 
 
 def masks(draw: random.Random, folder: Path, assets: Assets) -> Case:
-    """Masks [nodes, splits], of which one is to be chosen; or masks and lists that overlap, or leave nodes out."""
+    """Masks [nodes, splits], which are refused; or masks and lists that overlap, or leave nodes out."""
     arrays, kind = _pairs(), draw.choice(("several", "several", "one", "overlap", "lists", "numbers", "mixed"))
-    number, asked, refused = draw.randrange(10), [], False
+    number, refused = draw.randrange(10), False
     expected = {"train": 2, "test": 2, "validation": 2}
     if kind in ("several", "mixed"):
         for split in ("train", "test", "val"):
@@ -44,10 +44,7 @@ def masks(draw: random.Random, folder: Path, assets: Assets) -> Case:
             chosen[:, number] = arrays[f"{split}_mask"]
             if kind == "several" or split == "train":
                 arrays[f"{split}_mask"] = chosen
-        value = draw.choice((str(number), str(number), "", "10", "-1", "9" * 30))
-        asked, refused = ["--split", value] if value else [], value != str(number)
-    elif kind == "one":
-        asked, refused = one_of(draw, (([], False), (["--split", "0"], True)))
+        refused = True
     elif kind == "overlap":
         arrays["test_mask"], refused = arrays["test_mask"] | arrays["train_mask"], True
     elif kind == "lists":
@@ -59,7 +56,7 @@ def masks(draw: random.Random, folder: Path, assets: Assets) -> Case:
             name: a.astype(draw.choice(("i8", "u1", "f4"))) if "_mask" in name else a for name, a in arrays.items()
         }
     np.savez(folder / "graph.npz", **arrays)
-    words = ["prepare", "graph", "graph.npz", "out.h5", "--json", *asked]
+    words = ["prepare", "graph", "graph.npz", "out.h5", "--json"]
     return Case(words, refused, right=counts(expected), taken=not refused and kind != "numbers")
 
 

@@ -147,9 +147,9 @@ def speech(draw: random.Random, folder: Path, assets: Assets) -> Case:
     elif kind == "dots":
         listed[:2] = [f"./{line}" for line in listed[:2]]
     elif kind == "prefix":
-        listed = [f"speech_commands/{line}" for line in listed]
+        listed, refused = [f"speech_commands/{line}" for line in listed], True
     elif kind == "backslashes":
-        listed = [line.replace("/", "\\") for line in listed]
+        listed, refused = [line.replace("/", "\\") for line in listed], True
     elif kind == "missing":
         listed += ["yes/nobody_nohash_0.wav", "maybe/s00_nohash_0.wav"]
         left_out = 2

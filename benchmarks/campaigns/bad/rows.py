@@ -44,7 +44,7 @@ def xc(draw: random.Random, folder: Path, assets: Assets) -> Case:
         lines = [_line(labels, values, first) for labels, values in rows]
         options = ["--counted-from", str(first)]
     elif odd == "qid" and not header:
-        lines = [line.replace(" ", " qid:3 ", 1) for line in lines]
+        lines, refused = [line.replace(" ", " qid:3 ", 1) for line in lines], True
     elif odd == "tabs":
         lines = [line.replace(" ", "\t") for line in lines]
     elif odd == "bare":
@@ -102,7 +102,7 @@ def predict_rows(draw: random.Random, folder: Path, assets: Assets) -> Case:
 def arrays(draw: random.Random, folder: Path, assets: Assets) -> Case:
     """An .npz of several types, shapes and names."""
     x = np.arange(60.0).reshape(20, 3) % 17 + np.arange(20)[:, None] * 20
-    y, options, refused, spread = np.arange(20) % 2, [], False, False
+    y, options, refused = np.arange(20) % 2, [], False
     classes = [str(label) for label in y]
     types: tuple[str, str] = ("f4", "f4")
     kind = draw.choice(
@@ -128,9 +128,9 @@ def arrays(draw: random.Random, folder: Path, assets: Assets) -> Case:
         refused = kind == "channels"
         options = [] if refused else ["--channels", "last"]
     elif kind == "close":
-        x[:, 0], types, spread = 1e5 + np.arange(20) / 1000, ("f8", "f8"), True
+        x[:, 0], types, refused = 1e5 + np.arange(20) / 1000, ("f8", "f8"), True
     elif kind == "times":
-        x[:, 0], types, spread = 1_700_000_000 + np.arange(20), ("i8", "i8"), True
+        x[:, 0], types, refused = 1_700_000_000 + np.arange(20), ("i8", "i8"), True
     elif kind == "whole floats":
         y, options = y.astype("f4"), ["--task", "classification"]
     elif kind == "objects":
@@ -138,7 +138,7 @@ def arrays(draw: random.Random, folder: Path, assets: Assets) -> Case:
     elif kind == "mixed labels":
         y = y.astype("i8")
     expected = np.moveaxis(x, 3, 1) if kind == "channels asked" else x
-    right: Right = examples(classes, expected, spread)
+    right: Right = examples(classes, expected)
     if kind == "multi-hot":
         y = np.stack([np.arange(20) % 2, np.arange(20) % 3 == 0, np.ones(20)], axis=1).astype(draw.choice(("i4", "u1")))
         right = _several_labels

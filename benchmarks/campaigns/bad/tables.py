@@ -30,13 +30,9 @@ ODD = ("nothing", "nothing", "sep", "trailing", "blank", "bom", "crlf", "padded"
 
 def table(draw: random.Random, folder: Path, assets: Assets) -> Case:
     """A table of 20 rows, three features and a label."""
-    delimiter = draw.choice(",,;;\t|  ")
+    delimiter = draw.choice(",,;;\t||")
     header, numbers, odd = draw.choice(HEADERS), draw.choice(NUMBERS), draw.choice(ODD)
     names = draw.choice(LABELS)
-    if delimiter == " ":
-        names = tuple(name.replace(" ", "") for name in names)
-        odd = "nothing" if odd in ("sep", "padded", "quoted") else odd
-        header = "names" if header == "empty" else header
     labels = [names[row % len(names)] for row in range(ROWS)]
     text, x, refused = _numbers(draw, numbers, delimiter)
     at = draw.choice((0, 3, 3))
@@ -52,12 +48,11 @@ def table(draw: random.Random, folder: Path, assets: Assets) -> Case:
     if at == 0:
         named = "label" if header not in ("none", "numbers") else "0"
         words += ["--label", draw.choice((named, "0"))]
-    asked = delimiter in "| " and not (odd == "sep" and delimiter != " ")
-    if asked:
-        words += ["--delimiter", "space" if delimiter == " " else "|"]
+    if delimiter == "|":
+        words += ["--delimiter", "|"]
     if draw.random() < 0.2:
         words += ["--header", "no" if header == "none" else "yes"]
-    refused = refused or odd in ("trailing", "comment") and delimiter != " " or odd == "comment"
+    refused = refused or odd in ("sep", "trailing", "comment") or (header == "numbers" and "--header" not in words)
     return Case(words, refused, right=examples(labels, x, numbers != "integers"), taken=not refused)
 
 
@@ -91,7 +86,7 @@ def _numbers(draw: random.Random, kind: str, delimiter: str) -> tuple[list[list[
         text[place[0]][place[1]] = odd[kind]
     elif kind == "comma":
         text = [[f"{value:.3f}".replace(".", ",") for value in row] for row in x]
-    return text, x, kind in odd or kind == "comma"
+    return text, x, kind in odd or kind in ("comma", "times", "near")
 
 
 def _written(rows: list[list[str]], delimiter: str, odd: str) -> bytes:

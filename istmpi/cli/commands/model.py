@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +16,9 @@ from istmpi.foreign import toml_value
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
+    from istmpi.models.inference import Inferred
     from istmpi.models.operators import Operator
+    from istmpi.models.table import Table
 
 
 @click.command("model")
@@ -63,26 +65,51 @@ def command(
     else:
         example = quantities.shape("--shape", shape)
 
-    from istmpi.models.inference import infer
-    from istmpi.models.operators import flops
-    from istmpi.models.table import dealt_by_default
-    from istmpi.models.tracing import trace
+    from istmpi.config.sections import OWN_SETTINGS
+    from istmpi.models.architecture import Architecture
+    from istmpi.models.inspection import examine
     from istmpi.models.user import user_network
+    from istmpi.report.networks import tables
 
-    inspected = user_network(network, example, outputs, _arguments(assignments), task)
-    inferred = infer(inspected)
-    traced = trace(inspected, inferred.widths, inferred.blocks)
-    patterns, blocks = inferred.parameters.values(), inferred.blocks
-    dealt = dealt_by_default(patterns, inferred.groups, traced.residual, inspected.preferred, blocks)
+    arguments = _arguments(assignments)
+    settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
+    inspected = user_network(network, example, outputs, arguments, task)
+    try:
+        table, inferred = examine(inspected)
+    except ConfigError as error:
+        if as_json:
+            print_json({"network": network, "refused": str(error)})
+        raise
+    facts = _facts(table, inferred, counts) | {"network": network, "shape": list(example), "outputs": outputs}
+    refusal = None
+    try:
+        Architecture(network, table, "float32", inspected).require_dealable(
+            table.dealt, settings.get("scale") != "none"
+        )
+    except ConfigError as error:
+        refusal = error
+    facts["refused"] = str(refusal or "")
+    if as_json:
+        print_json(facts)
+    else:
+        shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
+        for shown in tables(facts, shapes):
+            wide_console().print(shown, "")
+    if refusal:
+        raise refusal
+
+
+def _facts(table: Table, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
+    """What the command prints; ``counts``: numbers of ranks."""
+    from istmpi.models.operators import flops
+
+    dealt = table.dealt
     subnets = {count: inferred.narrow(dealt, count) for count in counts}
     possible = {count: narrow for count, narrow in subnets.items() if narrow is not None}
     held = {count: float(inferred.held(narrow)) for count, narrow in possible.items()}  # of blocks the odds count
-    products = {count: float(flops(traced.operators, narrow)) for count, narrow in possible.items()}
-    facts = {
-        "network": network,
-        "shape": list(example),
-        "outputs": outputs,
-        "settings": dict(inspected.settings),
+    products = {count: float(flops(table.operators, narrow)) for count, narrow in possible.items()}
+    return {
+        "settings": dict(table.settings),
         "widths": [
             {
                 "name": finding.width.name,
@@ -90,7 +117,7 @@ def command(
                 "blocks": [block.path for block in finding.blocks],
                 "dealt": finding.proved,
                 "by_default": finding.width.name in dealt,
-                "residual": traced.residual.get(finding.width.name, ""),
+                "residual": table.residual.get(finding.width.name, ""),
                 "spanned": finding.spanned,
                 "problem": finding.problem,
             }
@@ -99,21 +126,13 @@ def command(
         "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
         "elements": inferred.elements,
         "replicated": inferred.replicated(dealt),
-        "flops": flops(traced.operators, inferred.lengths),
+        "flops": flops(table.operators, inferred.lengths),
         "held": {str(count): held.get(count) for count in counts},
         "flops_of_held": {str(count): products.get(count) for count in counts},
-        "operators": [_operator(operator, inferred.lengths) for operator in traced.operators],
-        "inexact": list(traced.inexact),
-        "source": inspected.source.hash,
+        "operators": [_operator(operator, inferred.lengths) for operator in table.operators],
+        "inexact": list(table.inexact),
+        "source": table.source,
     }
-    if as_json:
-        print_json(facts)
-        return
-    from istmpi.report.networks import tables
-
-    shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
-    for table in tables(facts, shapes):
-        wide_console().print(table, "")
 
 
 def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:

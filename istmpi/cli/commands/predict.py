@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )
 @text("--label", "COLUMN", "csv: skip this column, a name or a number from 0.")
 @text("--header", "yes|no", "csv: line 1 has names.  [default: as in training]", type=YesOrNo())
-@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: as in training]")
+@text("--delimiter", "CHARACTER", "csv: also tab.  [default: as in training]")
 @flag("--resize", "images: resize their middle to the size of the training data.")
 @calibrate_on
 @own_class
@@ -74,7 +74,7 @@ def command(
       FILE.wav, FOLDER, .tar     for a network trained on speech
       FILE.png, FOLDER, .tar     for a network trained on images
       FILE.h5                    prepared data
-      FILE.txt, .svm, .npz       sparse rows, for a network trained on such (xc)
+      FILE.txt, .svm             sparse rows, for a network trained on such (xc)
       GRAPH.h5                   a prepared graph, for a network trained on one
       digits                     the data that come with istmpi
       FILE.txt, any name, or -   a prompt, for a network trained on text

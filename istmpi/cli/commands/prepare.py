@@ -17,7 +17,6 @@ from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.report.units import size
 from istmpi.tasks import TASKS
-from istmpi.units import counted
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report
@@ -34,9 +33,8 @@ NAMED = 12
 @text("--label", "COLUMN", "csv: the column of labels, name or number from 0.  [default: last]")
 @text("--task", "TASK", "csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]")
 @text("--header", "yes|no", "csv: line 1 has names.  [default: as it seems]", type=YesOrNo())
-@text("--delimiter", "CHARACTER", "csv: also tab, space.  [default: comma, semicolon or tab]")
+@text("--delimiter", "CHARACTER", "csv: also tab.  [default: comma, semicolon or tab]")
 @text("--channels", "first|last", "arrays: the place of channels in images [n, ., ., .].  [default: first]")
-@whole("--split", "N", "graph: the number of the split, from 0, in masks [nodes, splits].", 0)
 @text("--tokenizer", "bytes|FILE.json", "text: the tokenizer.  [default: bytes]")
 @text("--key", "KEY", "text: the key of the text in a line of .jsonl.  [default: text]")
 @whole(
@@ -70,7 +68,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
       arrays   .npz or .npy with x_train, y_train, x_test, y_test
       csv      a table of numbers with a column of labels
       text     files of text, .jsonl with a document a line, .gz
-      xc       sparse rows with labels: Extreme Classification Repository, svmlight, .npz of scipy
+      xc       sparse rows with labels: Extreme Classification Repository, svmlight
       graph    nodes with features and labels: .npz, Planetoid, the files of PyG and OGB
     """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
@@ -99,36 +97,29 @@ def _next(report: Report) -> list[str]:
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
     """The rows of the table: what each split has, facts of this kind of data, and what happened on the way."""
-    thing = "tokens" if report.text else "rows" if report.rows else "nodes" if report.graph else "examples"
+    task = TASKS[report.task]
+    thing = "tokens" if task.of_tokens else "nodes" if task.of_nodes else "examples"
     for split, count in report.counts.items():
-        documents = f" ({_documents(report, split)})" if report.text else ""
-        yield split, f"{count:,} {thing}{documents}"
-    if report.text:
-        yield "vocabulary", f"{report.text.vocabulary:,}"
-    else:
-        yield from (_sparse if report.rows else _graph if report.graph else _dense)(report)
+        yield split, f"{count:,} {thing}"
+    if report.features:
+        shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
+        yield "features", f"{report.features:,}{shape}"
+    if task.several_labels:
+        yield "labels", _class_counts([*map(str, range(len(report.of_class)))], report.of_class)
+    elif task.one_class:
+        yield "classes", _class_counts(report.classes, report.of_class)
+    elif report.classes:
+        yield "classes", f"{len(report.classes):,}"
+    for name, value in report.facts.items():
+        yield name, f"{value:,}"
     yield "split", report.split
     if report.skipped:
-        skipped = counted(len(report.skipped), "document" if report.text else "file")
-        yield "skipped", "\n  ".join([skipped, *report.skipped[:3]])
+        yield "skipped", "\n  ".join([f"{len(report.skipped):,}", *report.skipped[:3]])
     for title, notes in (("assumed", report.assumed), ("left out", report.left_out)):
         for place, note in enumerate(notes):
             yield title * (place == 0), printable(str(note))
     yield "took", f"{report.seconds:.1f} s"
     yield "size", size(report.bytes)
-
-
-def _documents(report: Report, split: str) -> str:
-    return "a part of the only document" if report.text.cut else counted(report.text.documents.get(split), "document")
-
-
-def _dense(report: Report) -> Iterator[tuple[str, str]]:
-    shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
-    yield "features", f"{report.features:,}{shape}"
-    if TASKS[report.task].several_labels:
-        yield "labels", _class_counts([*map(str, range(len(report.of_class)))], report.of_class)
-    else:
-        yield "classes", _class_counts(report.classes, report.of_class) if report.classes else "none (regression)"
 
 
 def _class_counts(classes: Sequence[str], counts: Sequence[int]) -> str:
@@ -137,29 +128,3 @@ def _class_counts(classes: Sequence[str], counts: Sequence[int]) -> str:
         order = sorted(range(len(named)), key=lambda code: counts[code])
         named = [named[order[0]], "...", named[order[-1]]]
     return f"{len(classes):,}, for training: {', '.join(named)}"
-
-
-def _sparse(report: Report) -> Iterator[tuple[str, str]]:
-    facts = report.rows
-    yield "features", f"{report.features:,}, {facts.features_per_row:.1f} in a row of training"
-    labels = f"{facts.labels:,}, {facts.trained_labels:,} of them in training, {facts.labels_per_row:.1f} in a row"
-    yield "labels", labels
-    yield "dropped", f"{facts.without_features:,} rows without features, {facts.without_labels:,} without labels"
-    if facts.repeated:
-        yield "", f"{facts.repeated:,} labels that their rows had already"
-
-
-def _graph(report: Report) -> Iterator[tuple[str, str]]:
-    facts = report.graph
-    yield "nodes", f"{facts.nodes:,}, {facts.isolated:,} of them without an edge"
-    mean = facts.edges / facts.nodes * (1 if facts.directed else 2)
-    kind = "directed edges" if facts.directed else "edges, each in both directions"
-    yield "edges", f"{facts.edges:,} {kind}; {mean:.1f} neighbours of a node, at most {facts.largest_degree:,}"
-    yield "dropped", f"{facts.self_loops:,} edges from a node to itself, {facts.repeated:,} that were there twice"
-    yield "features", f"{report.features:,}"
-    if report.classes:
-        yield "classes", f"{len(report.classes):,}, known of {facts.labels:,} nodes"
-    else:
-        yield "labels", f"{facts.labels / facts.nodes:.1f} of a node"
-    if facts.clusters:
-        yield "clusters", f"{facts.clusters:,}, with {facts.cut:.1%} of the edges between them"

@@ -1,21 +1,36 @@
 """NumPy arrays: one .npz, or .npy files side by side."""
 
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable
 from math import prod
+from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dataset import NAMES, SPLITS
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import first_of
-from istmpi.data.files.npz import convention_of, load_arrays, looks_channels_last, split_arrays
-from istmpi.data.holdout import ONE_IN_FIVE
+from istmpi.data.files.notes import Notes, first_of
+from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
+from istmpi.foreign import printable, reading
 from istmpi.units import counted
 
 CHANNELS = ("first", "last")
+_ERRORS = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
+    *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
+)
+"""The errors of zipfile, of unpacking, and of NumPy's reader of headers."""
+
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
@@ -25,44 +40,37 @@ def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channel
     ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
     seem to come last.
     """
-    source, notes = str(archive.path), decoder.notes
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
-    splits, names = split_arrays(arrays, source)
-    if "" in names:
+    if not any("train" in name.lower() for name in arrays):
         decoder.split = ONE_IN_FIVE
-    for split, taken in names.items():
-        notes.assume(f"{' and '.join(taken)}: " + (f"the {split} split" if split else "no splits, drawn here"))
-    if rest := sorted(arrays.keys() - {name for pair in names.values() for name in pair}):
+    return material_of_arrays(arrays, str(archive.path), decoder.notes, task, channels)
+
+
+def material_of_arrays(
+    arrays: dict[str, np.ndarray], source: str, notes: Notes, task: str | None = None, channels: str | None = None
+) -> Material:
+    pairs, names = split_arrays(arrays, source)
+    if rest := sorted(arrays.keys() - names):
         notes.leave_out(f"{counted(len(rest), 'array')}: {first_of(rest)}")
-    task, classes, labels = read_labels({split: y for split, (_, y) in splits.items()}, task, source, notes=notes)
-    if channels == "last":
-        notes.reading["channels"] = channels
-    examples = {split: channels_first(x, channels, source) for split, (x, _) in splits.items()}
-    shape = examples["train"].shape[1:]
-    types = {split: x.dtype for split, x in examples.items()}
-    notes.reading |= convention_of(types.values())
-    of_bytes = {*types.values()} == {np.dtype(np.uint8)}
-    dtype = np.dtype(np.uint8 if of_bytes else np.float32)
-    if len({*types.values()}) > 1:
-        notes.assume(f"x is {', '.join(f'{kind} in {split}' for split, kind in types.items())}: all taken for {dtype}")
+    task, classes, labels = read_labels({split: y for split, (_, y) in pairs.items()}, task, source, notes=notes)
+    splits = {split: (_channels_first(x, channels, source), labels[split]) for split, (x, _) in pairs.items()}
+    notes.reading |= {"channels": channels} if channels == "last" else {}
+    types = [x.dtype for x, _ in splits.values()]
+    notes.reading |= convention_of(types)
+    of_bytes, shape = {*types} == {np.dtype(np.uint8)}, splits["train"][0].shape[1:]
     groups = shape[0] if len(shape) == 1 and not of_bytes else 1
-    if groups == 1 < prod(shape):
-        why = "bytes" if of_bytes else f"examples of {' x '.join(map(str, shape))}"
-        notes.assume(f"x has {why}: all features have one mean and deviation (columns of floats have their own)")
-    counts = {split: len(y) for split, y in labels.items()}
-    blocks = slices({split: (examples[split], y) for split, y in labels.items()})
-    outputs = len(classes) if classes is not None else labels["train"].shape[1]
-    return material_of("arrays", archive.source, task, shape, outputs, classes, counts, dtype, groups, blocks)
+    return material_of("arrays", source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
 
 
-def channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
+def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
     shown = " x ".join(map(str, x.shape[1:]))
-    if channels is None and looks_channels_last(x.shape[1:]):
+    if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
-            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. Give "
-            f"--channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels first."
+            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. "
+            f"Prepare it with --channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels "
+            f"first."
         )
     if channels is not None and x.ndim != 4:
         raise DataError(f"{source}: x has examples of {shown}; --channels is for three axes. Leave it out.")
@@ -85,3 +93,87 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
             for key, array in load_arrays(file, name).items():
                 arrays[key or name.rpartition("/")[2].removesuffix(".npy")] = array
     return arrays
+
+
+def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``.
+
+    ``name`` is what a DataError calls the file.
+    """
+    with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
+        if not zipfile.is_zipfile(file):
+            return {"": _map(file)}
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            if twice := [key for key in arrays.files if arrays.files.count(key) > 1]:
+                raise ValueError(f"it has two members {printable(twice[0])}")
+            return {printable(key): arrays[key] for key in arrays.files}
+
+
+def array_names(what: str, split: str) -> list[str]:
+    return [name for part in NAMES[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+
+
+def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
+    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays.
+
+    They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
+    split: one in five is a test example.
+    """
+    by_name: dict[str, str] = {}
+    for name in arrays:
+        if (other := by_name.setdefault(name.lower(), name)) != name:
+            raise DataError(f"{source} holds both {other} and {name}. Keep one of them.")
+    names: dict[str, list[str]] = {}
+    for split in SPLITS:
+        for x, y in zip(array_names("x", split), array_names("y", split)):
+            if x in by_name and y in by_name:
+                names.setdefault(split, [by_name[x], by_name[y]])
+    if not names and "x" in by_name and "y" in by_name:
+        names[""] = [by_name["x"], by_name["y"]]
+    elif not names.keys() >= {"train", "test"}:
+        held = ", ".join(sorted(arrays)) or "nothing"
+        raise DataError(f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y.")
+    pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
+    shape, types = next(iter(pairs.values()))[0].shape[1:], {x.dtype for x, _ in pairs.values()}
+    for x, y in pairs.values():
+        of_one_form = x.ndim >= 2 and x.shape[1:] == shape and 0 not in shape + y.shape[1:]
+        if not of_one_form or y.ndim not in (1, 2) or len(x) != len(y) or x.dtype.kind not in "fiub":
+            raise DataError(
+                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
+                "labels, with examples of one shape in all splits."
+            )
+    if np.dtype(np.uint8) in types and any(dtype.kind == "f" for dtype in types):
+        raise DataError(
+            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) would be "
+            f"read alike. Save all splits as one type, on one scale."
+        )
+    if "" in pairs:
+        x, y = pairs[""]
+        test = held_out(len(y))
+        pairs = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in pairs.items():
+        if len(y) == 0:
+            raise DataError(f"{source} has no {split} examples; it needs at least one.")
+    return pairs, {name for pair in names.values() for name in pair}
+
+
+def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
+    """Return the convention on the scale of features: bytes, from 0 to 255, or floats, mostly to 1."""
+    dtypes = {*dtypes}
+    if dtypes == {np.dtype(np.uint8)}:
+        return {"type": "bytes"}
+    return {"type": "floats"} if any(dtype.kind == "f" for dtype in dtypes) else {}
+
+
+def _map(file: BinaryIO) -> np.ndarray:
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    missing = prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
+    if dtype.hasobject or missing > 0 or min(shape, default=0) < 0:
+        raise ValueError(f"it holds objects, or is {missing:,} bytes shorter than its header says")
+    if 0 in shape or not dtype.itemsize:
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -12,18 +12,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from istmpi.data.dataset import Dataset, require_finite
 from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments, Normalisation
-from istmpi.data.offsets import OFFSETS, Differences
-from istmpi.data.writer import FileWriter, Material
+from istmpi.data.offsets import OFFSETS, Extent
+from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
 
@@ -35,110 +34,63 @@ BLOCK = 2**20
 """Features of a block, about."""
 
 
-class Writer(FileWriter):
-    """A context in which blocks of examples become a prepared file; NarrowError as of `Differences`."""
-
-    def __init__(self, target: str | os.PathLike, material: Material, force: bool = False):
-        super().__init__(target, material, force)
-        self._moments = Moments(prod(material.shape))
-        targets = {"y": material.outputs} if TASKS[material.task].predicts_numbers else {}
-        self.differences = Differences({"x": material.groups, **targets})
-
-    def append(self, split: str, x: np.ndarray, y: np.ndarray) -> None:
-        """Write the next examples of a split, not normalised."""
-        require_finite(x, split, self._material.source, self._running[f"{split}/x"].done)
-        rows = self.differences.taken(split, {"x": x, "y": y})
-        rows["x"] = np.ascontiguousarray(rows["x"], self._material.datasets[f"{split}/x"][1])
-        super().append(split, **rows)
-        if split == "train":
-            self._moments.add(rows["x"])
-
-    @property
-    def remarks(self) -> Iterable[str]:
-        return self.differences.remarks
-
-    def _finish(self) -> None:
-        self.differences.require_kept()
-        mean, std, _ = self._moments.normalisation(self._material.groups)
-        self._whole("normalisation/mean", mean)
-        self._whole("normalisation/std", std)
-        for name, offset in self.differences.offsets.items():
-            self._whole(OFFSETS[name], offset)
-        super()._finish()
-
-
 def material_of(
     kind: str,
     source: str,
     task: str,
-    shape: tuple[int, ...],
-    outputs: int,
+    splits: Mapping[str, tuple[Any, np.ndarray]],
     classes: tuple[str, ...] | None,
-    counts: Mapping[str, int],
     dtype: np.dtype,
     groups: int,
-    blocks: Iterable[tuple[str, np.ndarray, np.ndarray]] = (),
     skipped: Sequence[str] = (),
     output_names: tuple[str, ...] | None = None,
 ) -> Material:
-    """Return examples on their way into a file; ``dtype`` is that of x.
+    """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
 
-    Blocks are a split, x [b, features] and y [b] or [b, outputs]. ``output_names`` are those of numbers to predict.
+    ``dtype`` is that of x in the file. ``groups`` are the means and deviations that normalise it (see
+    ``Moments.normalisation``), ``output_names`` the names of numbers to predict. DataError for features that are not
+    finite, and for values that are too close together for float32.
     """
-    names, datasets = {"classes": classes, "outputs": output_names}, {}
-    fixed = {path: names_array(values) for path, values in names.items() if values is not None}
-    for split, count in counts.items():
-        datasets[f"{split}/x"] = (count, prod(shape)), dtype
-        datasets[f"{split}/y"] = _labels(task, count, outputs)
-    facts = kind, source, task, shape, outputs, classes, counts, {"shape": shape}, fixed, datasets
-    return Material(*facts, blocks, Writer, skipped, groups=groups)
+    shape = splits["train"][0].shape[1:]
+    features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
+    outputs = len(classes) if classes is not None else splits["train"][1].shape[1]
+    moments, extent, step = Moments(features), Extent(groups), rows_per_block(features)
+    names, counts = {"classes": classes, "outputs": output_names}, {}
+    datasets = {path: names_array(values) for path, values in names.items() if values is not None}
+    for split, (x, y) in splits.items():
+        counts[split] = len(y)
+        for start in range(0, len(y), step):
+            rows = np.asarray(x[start : start + step]).reshape(-1, features)
+            require_finite(rows, split, source, start)
+            if split == "train":
+                extent.add(rows)
+                moments.add(np.ascontiguousarray(rows, dtype))
+        datasets[f"{split}/x"] = Rows(x, dtype)
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, "<i8" if goal.one_class else FLOATS if numbers else BYTES)
+    extent.require_apart("feature", source)
+    if numbers:
+        extent = Extent(outputs)
+        extent.add(splits["train"][1])
+        extent.require_apart("output", source)
+    mean, std, _ = moments.normalisation(groups)
+    datasets |= {"normalisation/mean": mean, "normalisation/std": std}
+    return Material(kind, source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
 
 
 def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
 
 
-def slices(arrays: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield whole arrays per split, x [n, ...] and y, as blocks; memory maps are read as they are needed."""
-    for split, (x, y) in arrays.items():
-        features = prod(x.shape[1:])
-        step = rows_per_block(features)
-        for start in range(0, len(x), step):
-            yield split, np.asarray(x[start : start + step]).reshape(-1, features), y[start : start + step]
-
-
-def _labels(task: str, count: int, outputs: int) -> tuple[tuple[int, ...], np.dtype]:
-    if TASKS[task].one_class:
-        return (count,), np.dtype("<i8")
-    return (count, outputs), FLOATS if TASKS[task].predicts_numbers else BYTES
-
-
 def open_examples(file: PreparedFile) -> Dataset:
-    task, shape, outputs = file.text("task"), file.shape, file.outputs
-    features, goal = prod(shape), TASKS[task]
-    classes = file.names("classes", outputs) if goal.one_class else None
-    output_names = file.names("outputs", outputs) if goal.predicts_numbers and file.has("outputs") else None
-    mean, std = (np.array(file.mapped(f"normalisation/{name}", (features,), (FLOATS,))) for name in ("mean", "std"))
+    shape, kind = file.shape, file.text("kind")
+    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
     offset, target_offset = (
-        np.array(file.mapped(OFFSETS[name], (length,), (np.dtype("<f8"),))) if file.has(OFFSETS[name]) else None
-        for name, length in (("x", features), ("y", outputs))
+        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
     )
-    numbers = [values for values in (mean, std, offset, target_offset) if values is not None]
-    if not all(np.isfinite(values).all() for values in numbers) or (std <= 0).any():
-        raise file.error("has a mean or deviation that is not finite or not positive; prepare it again")
-    normalisation, splits, kind = Normalisation(mean, std, offset), {}, file.text("kind")
+    normalisation, splits = Normalisation(mean, std, offset), {}
     for split in file.splits:
-        count = file.count(split, "examples")
-        x = file.mapped(f"{split}/x", (count, features), (FLOATS, BYTES))
-        shape_of_y, dtype = _labels(task, count, outputs)
-        y = file.mapped(f"{split}/y", shape_of_y, (dtype,))
-        largest = outputs - 1 if goal.one_class else 1
-        if not goal.predicts_numbers and (y.min() < 0 or y.max() > largest):
-            bad = tuple(np.argwhere((y < 0) | (y > largest))[0].tolist())
-            raise file.error(f"has label {y[bad]} at {split}/y{list(bad)}; labels run from 0 to {largest}. Correct it")
-        # A look at the first rows is cheap and finds what another program filled wrongly; all would be a full read.
-        if x.dtype.kind == "f" and not np.isfinite(x[: max(1, 2**20 // features)]).all():
-            raise file.error(f"has features in {split}/x that are not finite; remove or fill such examples first")
+        x, y = file.mapped(f"{split}/x"), file.mapped(f"{split}/y")
         splits[split] = examples_of(kind, shape, x, y, normalisation, file.guard(f"{split}/x", x))
-    more = {"output_names": output_names, "offset": offset, "target_offset": target_offset}
-    return Dataset(splits, task, shape, outputs, classes, file.text("source"), kind, mean, std, **more)
+    facts = file.text("task"), shape, file.outputs, file.names("classes"), file.text("source"), kind, mean, std
+    more = {"output_names": file.names("outputs"), "offset": offset, "target_offset": target_offset}
+    return Dataset(splits, *facts, **more)

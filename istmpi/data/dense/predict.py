@@ -1,6 +1,5 @@
 """Examples to be predicted: their features are made by the same code as those of the training data."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -12,12 +11,12 @@ import numpy as np
 
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
-from istmpi.data.dense.delimited import Table
+from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
+from istmpi.data.dense.delimited import read_table
 from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError
 from istmpi.data.files.notes import Notes
-from istmpi.data.files.npz import array_names, convention_of, load_arrays
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images import prepare as images
 from istmpi.data.sources import open_dataset
@@ -25,7 +24,6 @@ from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
 from istmpi.foreign import Fields
 from istmpi.optional import optional
-from istmpi.units import counted
 
 Block = tuple[Sequence[str | int], np.ndarray]
 """The examples' names, or their numbers, and x [b, features], not normalised."""
@@ -70,12 +68,13 @@ def read_inputs(
     elif name.endswith(tables.ENDINGS):
         blocks = _of_table(path, shape, label, header, delimiter, reading, notes or Notes())
     elif kind == "speech":
-        decode = speech.clip_decoder(reading, Counter())
+        decode = speech.clip_decoder(reading)
         blocks = _of_files(path, speech.ENDINGS, decode, speech.one_thread, speech.MOST_BYTES, skipped)
     elif kind in ("images", "idx"):
         pillow, mode = optional("PIL.Image", "Pillow", "images"), "L" if shape[0] == 1 else "RGB"
         extent = shape[2], shape[1]
-        decode = images.image_decoder(pillow, "the training data", mode, extent, resize, "Give --resize.")
+        like, size = ("the training data", extent), extent if resize else None
+        decode = images.image_decoder(pillow, mode, "Give --resize.", set(), size, like)
         blocks = _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
     else:
         raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
@@ -139,16 +138,24 @@ def _of_table(
     if delimiter is None and "delimiter" in trained:
         delimiter = trained.text("delimiter")
     header = reading.get("header") if header is None else header
-    table = Table(Archive(path), path.name, label, notes, delimiter, header)
+    table = read_table(Archive(path), path.name, label, notes, delimiter, header, passed_over=reading.get("label"))
     if table.names is not None and reading.get("columns") is not None:
-        table.select(trained.texts("columns"), reading.get("label"))
-    elif table.width != prod(shape):
-        cure = " Pass over the column of labels with --label." if table.width == prod(shape) + 1 else table.hint()
-        raise DataError(f"{path}: a row has {table.width} numbers; the network takes {prod(shape)}.{cure}")
-    for x in table.features():
-        yield None, x
-    if table.blank:
-        notes.leave_out(f"{counted(table.blank, 'blank line')} of {path}")
+        columns = trained.texts("columns")
+        if len({*columns}) < len(columns) or sorted(table.names) != sorted(columns):
+            differences = other_reading({"columns": table.names}, {"columns": columns}) or "its names are not unique"
+            raise DataError(
+                f"{path}: {differences} in the training data. Give the same columns, each with its own name; --label "
+                f"passes over one, --header no takes a table without a header, --delimiter says what is between."
+            )
+        table.x = table.x[:, [table.names.index(name) for name in columns]]
+    if (width := table.x.shape[1]) != prod(shape):
+        raise DataError(
+            f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Pass over the column of labels with "
+            f"--label; --delimiter says what is between columns."
+        )
+    step = rows_per_block(prod(shape))
+    for start in range(0, len(table.x), step):
+        yield None, table.x[start : start + step]
 
 
 def _of_files(

@@ -3,9 +3,7 @@
 Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", arXiv 1804.03209.
 """
 
-import hashlib
 import io
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.melspectrogram import BANDS, FRAMES, log_mel
+from istmpi.data.dense.file import material_of
+from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, Example
-from istmpi.data.files.layout import checked_splits, class_folders, common_folder
+from istmpi.data.files.decoder import BadFileError, Decoder, Example, checked_splits, class_folders, common_folder
 from istmpi.data.files.notes import Notes
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
 from istmpi.optional import optional
+from istmpi.tasks import CLASSIFICATION
 from istmpi.units import counted
 
-ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64")
+ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
-TEST_PERCENT = 10
 RATES = 1_000, 768_000
 """Samples a second."""
 MOST_SAMPLES = 2**26
@@ -46,19 +44,14 @@ LOUDEST = 1e9
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
-    The splits are those of a testing list, or folders train/ and test ; without either, a tenth of the speakers are for
-    testing. All clips must have one sample rate: a band would mean another pitch at another rate. Folders such as
-    _background_noise_ are ignored.
+    The splits are those of a testing list, or folders train/ and test/. All clips must have one sample rate: a band
+    would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
     """
     examples, notes = _examples(archive, decoder), decoder.notes
-    changes: Counter[str] = Counter()
     notes.reading[OFFSET] = "removed"
     with one_thread():
-        shape, decode = (1, BANDS, FRAMES), clip_decoder(notes.reading, changes)
-        material = decoder.run("speech", archive, examples, decode, shape, np.dtype(np.float32), 1, MOST_BYTES)
-    for change, count in sorted((+changes).items()):
-        notes.assume(f"{counted(count, 'recording')} {change}")
-    return material
+        splits, classes, bad = decoder.run(archive, examples, clip_decoder(notes.reading), MOST_BYTES)
+    return material_of("speech", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
 
 
 def one_thread() -> AbstractContextManager:
@@ -76,25 +69,25 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
     if listed:
         splits = _listed(archive, lists, [example.name for example in examples], decoder.notes)
         return [replace(example, split=splits.get(example.name, "train")) for example in examples]
-    if examples[0].split:
-        return checked_splits(archive, examples, decoder.notes)
-    decoder.split = "by speakers, a tenth of them for testing (Speech Commands' rule)"
-    return [replace(example, split=hashed_split(example.name.rpartition("/")[2])) for example in examples]
+    if not examples[0].split:
+        raise DataError(
+            f"{archive.path} has no splits. Give testing_list.txt, with a path WORD/FILE a line, or folders train/ and "
+            f"test/; let no speaker be in both."
+        )
+    return checked_splits(archive, examples, decoder.notes)
 
 
 def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
-    """Return the split of each file that a list names by its path, WORD/FILE, with anything before it."""
+    """Return the split of each file that a list names by its path, WORD/FILE."""
     common = common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}
     missing: list[str] = []
     for list_name, content in archive.read(lists):
-        for line in content.decode("utf-8-sig", errors="surrogateescape").split("\n"):
-            parts = [part for part in printable(line.strip().replace("\\", "/")).split("/") if part not in ("", ".")]
-            tails = ("/".join(parts[start:]) for start in range(len(parts)))
-            path = next((tail for tail in tails if tail in paths), None)
-            if path is None:
-                missing += [f"{'/'.join(parts)} in {list_name}"] * bool(parts)
+        for line in content.decode("utf-8-sig", errors="surrogateescape").splitlines():
+            path = printable(line.strip().removeprefix("./"))
+            if path not in paths:
+                missing += [f"{path} in {list_name}"] * bool(path)
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
                 raise DataError(f"{archive.path}: {path} is in the lists of both splits. Take it out of one.")
     if missing and "test" not in splits.values():
@@ -106,17 +99,10 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
     return splits
 
 
-def hashed_split(file: str) -> str:
-    """Return the split by Speech Commands' own rule: a speaker stays in it, however many recordings are added."""
-    speaker = file.rpartition("_nohash_")[0] or file
-    number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % 2**27
-    return "test" if number * 100 < TEST_PERCENT * (2**27 - 1) else "train"
+def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
+    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``.
 
-
-def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[BANDS, FRAMES]``.
-
-    ``reading`` says whether constant offsets are removed; ``changes`` counts the recordings that are changed.
+    ``reading`` says whether constant offsets are removed.
     """
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
@@ -143,12 +129,9 @@ def clip_decoder(reading: Mapping[str, Any], changes: Counter[str]) -> Callable[
         clip = sound.mean(axis=1)
         if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
             raise BadFileError("channels that cancel each other: they are in opposite phase")
-        changes["of several channels, whose mean is taken"] += sound.shape[1] > 1
-        changes["longer than a second: the second around the middle of their energy is taken"] += len(clip) > rate
         offset = clip.mean(dtype=np.float64)
         if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
             clip = clip - np.float32(offset)
-            changes["with a constant offset, which is removed"] += 1
-        return log_mel(clip, rate)
+        return log_mel(clip, rate)[np.newaxis]
 
     return decode

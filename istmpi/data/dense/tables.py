@@ -1,12 +1,11 @@
 """Tables of numbers as text, one example a line."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
 from istmpi.data.dataset import NAMES, SPLITS
-from istmpi.data.dense.delimited import DECIMAL_COMMA, Table, character_of, require_exact
+from istmpi.data.dense.delimited import Table, character_of, read_table, require_exact
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
@@ -17,7 +16,6 @@ from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION, REGRESSION
-from istmpi.units import counted
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 FEW = 100
@@ -37,52 +35,40 @@ def read(
 
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
     no numbers, or integers with few different values, are classes; ``task`` decides otherwise. The first line is a
-    header if a feature in it is no number, if its label alone is none, or if it counts 0, 1, ...; ``header`` decides
-    otherwise. A file named train.csv goes with test.csv (and validation.csv).
+    header if no feature in it is a number; ``header`` decides otherwise, and must where it might be one all the same.
+    A file named train.csv goes with test.csv (and validation.csv).
     """
     if delimiter is not None:
         character_of(delimiter)
-    notes, source, column = decoder.notes, str(archive.path), "-1" if label is None else label
+    notes, source = decoder.notes, str(archive.path)
     tables: dict[str, Table] = {}
     for split, name in _find(archive).items():
-        tables[split] = table = Table(archive, name, column, notes, delimiter, header)
+        column = "-1" if label is None else label
+        tables[split] = table = read_table(archive, name, column, notes, delimiter, header)
         delimiter, header = table.delimiter, table.header is not None
     first, *others = tables.values()
     for other in others:
-        if other.columns != first.columns or other.header != first.header:
+        if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
             raise DataError(f"{other.name} has not the columns of {first.name}; give tables of one form.")
     if label is None:
         named = f", {first.name_of_label}" if first.name_of_label else ""
         notes.assume(f"the labels are in the last column{named}", "--label")
     notes.reading |= {"delimiter": delimiter, "header": header, "columns": first.names, "label": first.name_of_label}
-    if first.names and "" in first.names:
-        notes.assume(f"columns without a name are features: {first.names.count(''):,}")
-    raw = {split: table.labels() for split, table in tables.items()}
-    excel, blank, padded = (
-        sum(getattr(table, what) for table in tables.values()) for what in ("excel", "blank", "padded")
-    )
-    if excel:
-        notes.leave_out(f"{counted(excel, 'line')} sep=, as Excel writes")
-    if blank:
-        notes.leave_out(counted(blank, "blank line"))
-    if padded:
-        notes.assume(f"white space around labels does not count: {padded:,} have some")
+    raw = {split: table.labels for split, table in tables.items()}
     task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
-    if "" in tables:
+    splits = {split: (table.x, labels[split]) for split, table in tables.items()}
+    if "" in splits:
         of_class = " of each class" * (task == CLASSIFICATION)
         decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
-        test = held_out(len(labels[""]), labels[""] if classes is not None else None)
-        counts = {"train": int((~test).sum()), "test": int(test.sum())}
-        blocks = _dealt(first.blocks(labels[""]), test)
-    else:
-        counts = {split: len(y) for split, y in labels.items()}
-        blocks = ((split, x, y) for split, table in tables.items() for x, y in table.blocks(labels[split]))
-    for split, count in counts.items():
-        if count == 0:
+        x, y = splits[""]
+        test = held_out(len(y), y if classes is not None else None)
+        splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in splits.items():
+        if not len(y):
             raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
-    facts = "csv", archive.source, task, (first.width,), len(classes) if classes is not None else 1, classes, counts
-    return material_of(*facts, np.dtype(np.float32), first.width, blocks, output_names=named)
+    dtype, groups = np.dtype(np.float32), first.x.shape[1]
+    return material_of("csv", archive.source, task, splits, classes, dtype, groups, output_names=named)
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -105,11 +91,11 @@ def _find(archive: Archive) -> dict[str, str]:
 
 
 def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
-    texts = Counter(label for labels in raw.values() for label in labels)
+    texts = Counter(text for labels in raw.values() for text in labels)
     names = [text for text in texts if not is_number(text)]
     dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
     if names:
-        if task != CLASSIFICATION and all(is_number(text) or DECIMAL_COMMA.fullmatch(text) for text in texts):
+        if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
             raise DataError(
                 f"{source}: the label {one_line(names[0])!r} has a decimal comma. Write it with a point, or give "
                 "--task classification."
@@ -117,14 +103,11 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
         count, dtype = sum(texts[name] for name in names), np.str_
         reason = f"{count:,} of {texts.total():,} labels are no numbers, as {one_line(names[0])!r}, so all are classes"
     elif all(map(is_whole_number, texts)):
-        values = {int(text) for text in texts}
-        few = len(values) <= FEW
+        few = len({int(text) for text in texts}) <= FEW
         reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
         reason += "classes" if few else "numbers to predict"
         if task == CLASSIFICATION or (task is None and few):
-            dtype = np.int64 if max(map(abs, values), default=0) < 2**63 else np.str_
-            if dtype is np.int64 and len(values) < len(texts):
-                notes.assume(f"labels that are written in {len(texts):,} ways are {len(values):,} classes, as 07 is 7")
+            dtype = np.int64 if max((abs(int(text)) for text in texts), default=0) < 2**63 else np.str_
         else:
             for text in texts:
                 require_exact(text, f"{source}: the label")
@@ -134,12 +117,3 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
     return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
-
-
-def _dealt(blocks: Iterator[tuple[np.ndarray, np.ndarray]], test: np.ndarray) -> Iterator[tuple]:
-    start = 0
-    for x, y in blocks:
-        mask = test[start : start + len(y)]
-        start += len(y)
-        yield "train", x[~mask], y[~mask]
-        yield "test", x[mask], y[mask]

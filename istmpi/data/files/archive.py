@@ -6,26 +6,60 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.files.notes import not_read
 from istmpi.errors import DataError, OutputError, kind_of
 from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
 """The default limit of a file that is read whole."""
+LONGEST_LINE = 32 * MEGABYTE
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _DENSEST = 2**20
 """A compressed byte never unpacks to more; a member that claims it would be looked for without end."""
 _AGAIN = "Copy or download it again."
+
+
+class Stream:
+    """A file of an archive that is read from its start, without ".gz"; DataError where it is damaged."""
+
+    def __init__(self, name: str, file: BinaryIO, archive: Path):
+        self.name, self._archive = name, archive
+        self._file = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
+
+    def read(self, count: int) -> bytes:
+        with self._named_damage():
+            return self._file.read(count)
+
+    def pieces(self) -> Iterator[bytes]:
+        while piece := self.read(MEGABYTE):
+            yield piece
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield its lines with their ends, without a byte order mark."""
+        mark = BOM_UTF8
+        while line := self._line():
+            yield line.removeprefix(mark)
+            mark = b""
+
+    def _named_damage(self) -> AbstractContextManager:
+        return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, *_DAMAGE)
+
+    def _line(self) -> bytes:
+        with self._named_damage():
+            line = self._file.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Cut it into several.")
+        return line
 
 
 class Archive:
@@ -45,15 +79,14 @@ class Archive:
             raise DataError(f"{self.path} does not exist. {give}")
         if not (self.path.is_file() or self.path.is_dir()):
             raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
-        self.linked: list[str] = []
-        self._left_out: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._left_out: list[str] = []
         self._read: set[str] = set()
-        self._members_of: dict[str, tuple[int, int]] | None = None
-        """The number of each member of a tar file, and its size."""
+        self._members_of: dict[str, int] | None = None
+        """The number of each member of a tar file."""
         if self.path.is_file() and _is_tar(self.path):
             self._members_of = self._list_tar()
         else:
-            self._paths = self._list_folder() if self.path.is_dir() else {printable(self.path.name): ""}
+            self._paths = self._list_folder() if self.path.is_dir() else {printable(self.path.name): self.path}
         self.names = sorted(self._paths if self._members_of is None else self._members_of)
         if not self.names:
             raise DataError(
@@ -62,54 +95,31 @@ class Archive:
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
         """Yield the names and contents of files, as they are stored; DataError for one of more than ``limit`` bytes."""
-        for name, stream in self._streams(names):
+        for name, file in self._files(names):
             with self._named_damage():
-                content = stream.read(limit + 1)
+                content = file.read(limit + 1)
             if len(content) > limit:
                 raise DataError(
                     f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the most for such a file. Take it out."
                 )
             yield name, content
 
-    def pieces(
-        self, names: Collection[str], position: Callable[[int], None] = lambda done: None
-    ) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield the names of files and their contents in pieces, as they are stored, but without ".gz".
-
-        A file's pieces can be had until the next is asked for. ``position`` gets the bytes that have been read.
-        """
-        for name, stream in self._streams(names):
-            yield name, self._unzipped_pieces(name, stream, position)
-
-    def nbytes(self, name: str) -> int:
-        if self._members_of is not None:
-            return self._members_of[name][1]
-        with self._named_damage():
-            return self._local(name).stat().st_size
-
-    def _streams(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
+    def streams(self, names: Collection[str]) -> Iterator[Stream]:
         """Yield files as streams; each is good until the next is asked for."""
-        self._read.update(names)
-        if self._members_of is not None:
-            yield from self._members(names)
-            return
-        for name in sorted(names):
-            with self.open(name) as file:
-                yield name, file
+        for name, file in self._files(names):
+            yield Stream(name, file, self.path)
 
-    def _unzipped_pieces(self, name: str, stream: BinaryIO, position: Callable[[int], None]) -> Iterator[bytes]:
-        with reading(f"{self.path}: {name} cannot be read", _AGAIN, *_DAMAGE):
-            unzipped = gzip.GzipFile(fileobj=stream) if name.endswith(".gz") else stream
-            while piece := unzipped.read(MEGABYTE):
-                position(stream.tell())
-                yield piece
+    @contextmanager
+    def stream(self, name: str) -> Iterator[Stream]:
+        with closing(self.streams([name])) as streams:
+            yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
         """Open a file, seekable; a member of a tar file is copied to a nameless file on the disk."""
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():
-                return self._local(name).open("rb")
+                return self._paths[name].open("rb")
         with closing(self._members({name})) as members, self._named_damage():
             _, stream = next(members)
             with ExitStack() as stack:
@@ -121,74 +131,59 @@ class Archive:
                 stack.pop_all()  # the caller closes it
                 return copy
 
-    @contextmanager
-    def unzipped(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file as a stream, decompressed where its name ends in ".gz"."""
-        with self.open(name) as file:
-            if not name.endswith(".gz"):
-                yield file
-                return
-            kinds = EOFError, gzip.BadGzipFile, zlib.error
-            with reading(f"{name} is damaged", _AGAIN, *kinds), gzip.GzipFile(fileobj=file) as stream:
-                yield stream
-
-    def _local(self, name: str) -> Path:
-        return self.path / self._paths[name]
-
     def passed_over(self) -> Iterator[str]:
         """Yield lines on the files that were not read so far."""
-        for (noun, more), names in self._left_out.items():
-            yield f"{counted(len(names), noun)}{more}, such as {min(names)}"
-        yield from not_read(self.names, self._read)
+        unread = [name for name in self.names if name not in self._read]
+        endings = Counter(PurePosixPath(name).suffix.lower() or "without an ending" for name in unread)
+        if unread:
+            shown = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(8))
+            yield f"{counted(len(unread), 'file')} not read: {shown}; such as {unread[0]}"
+        if self._left_out:
+            what = "hidden, no file, or a link (tar -h --hard-dereference packs what they stand for)"
+            yield f"{counted(len(self._left_out), 'name')} passed over, {what}: such as {min(self._left_out)}"
 
-    def _list_folder(self) -> dict[str, str]:
-        paths: dict[str, str] = {}
+    def _files(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
+        self._read.update(names)
+        if self._members_of is not None:
+            yield from self._members(names)
+            return
+        for name in sorted(names):
+            with self.open(name) as file:
+                yield name, file
+
+    def _list_folder(self) -> dict[str, Path]:
+        paths: dict[str, Path] = {}
         waiting = [("", (os.path.realpath(self.path),))]
         with self._named_damage():
             while waiting:
                 folder, above = waiting.pop()
-                for entry in os.scandir(self.path / folder):
-                    name, linked = folder + entry.name, entry.is_symlink()
-                    shown = printable(name)
-                    if entry.name.startswith("."):
-                        self._left_out["hidden file", " or folder"].append(shown)
-                    elif os.path.isdir(entry) if linked else entry.is_dir():
-                        inside = (*above, os.path.realpath(entry.path)) if linked else above
-                        if linked and any(_overlap(inside[-1], other) for other in above):
-                            self._left_out["link", " to a folder that is read anyway"].append(shown)
-                        else:
-                            waiting.append((f"{name}/", inside))
-                            self.linked += [shown] * linked
-                    elif os.path.isfile(entry) if linked else entry.is_file():
-                        paths[shown] = name
-                        self.linked += [shown] * linked
+                for entry in [*os.scandir(self.path / folder)]:
+                    name = folder + entry.name
+                    linked = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
+                    again = any(_overlap(real, other) for real in linked for other in above)
+                    if os.path.isfile(entry) and not entry.name.startswith("."):
+                        paths[printable(name)] = self.path / name
+                    elif os.path.isdir(entry) and not entry.name.startswith(".") and not again:
+                        waiting.append((f"{name}/", (*above, *linked)))
                     else:
-                        self._left_out["broken link", ", pipe or device"].append(shown)
+                        self._left_out.append(printable(name))
         return paths
 
-    def _list_tar(self) -> dict[str, tuple[int, int]]:
-        """Return the number of each member, of several with one name the last, and its size."""
-        members: dict[str, tuple[int, int]] = {}
+    def _list_tar(self) -> dict[str, int]:
+        """Return the number of each member, of several with one name the last."""
+        members: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             absolute, hidden = member.name.startswith("/"), any(part.startswith(".") for part in parts)
-            shown, kind = printable("/" * absolute + "/".join(parts)), None
-            if member.issym() or member.islnk():
-                kind = "link", " in the tar (tar -h --hard-dereference packs what they stand for)"
-            elif not member.isreg():
-                kind = "pipe", " or device"
-            elif absolute or hidden:
-                kind = "member", " of the tar that is hidden or whose name leads out of it"
-            elif shown in members:
-                self._left_out["member", " of the tar that a later one of its name replaces"].append(shown)
-            if kind is None:
-                members[shown] = number, member.size
+            shown = printable("/" * absolute + "/".join(parts))
+            if member.isreg() and not absolute and not hidden:
+                members[shown] = number
             elif not member.isdir():
-                self._left_out[kind].append(shown)
+                self._left_out.append(shown)
         return members
 
     def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        waiting = {self._members_of[name][0]: name for name in names}
+        waiting = {self._members_of[name]: name for name in names}
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in waiting:
                 if member.issparse():

@@ -1,26 +1,26 @@
-"""Files that are an example each, decoded in the order of storage into rows in the order of names."""
+"""Files that are an example each, in folders that name their classes and splits.
+
+They are decoded in the order of storage, into rows in the order of names.
+"""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import prod
+from sys import intern
 
 import numpy as np
 
-from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import material_of, rows_per_block
+from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.files.archive import Archive, store
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
-from istmpi.data.writer import Material
+from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
-from istmpi.tasks import CLASSIFICATION
 
-Progress = Callable[[str, int, int], None]
-"""Called as ``progress(stage, done, total)``, often."""
 NAMED = 3
+_MEANING = {word: split for split, words in WORDS.items() for word in words}
 
 
 class BadFileError(Exception):
@@ -50,7 +50,6 @@ class Decoder:
         """A sentence on the splits."""
         self.notes = Notes()
         self._stack = ExitStack()
-        self._rows: int | None = None
 
     def __enter__(self) -> "Decoder":
         return self
@@ -60,56 +59,41 @@ class Decoder:
 
     def run(
         self,
-        kind: str,
         archive: Archive,
         examples: list[Example],
         decode: Callable[[str, bytes], np.ndarray],
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        groups: int,
         most_bytes: int,
-    ) -> Material:
-        """Return all examples as a classification set whose classes are their labels, sorted.
+    ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
+        """Return all examples and their classes' numbers per split, the classes, sorted, and the files that are bad.
 
-        ``decode(name, content)`` gives an array of ``shape`` and ``dtype`` or raises BadFileError.
+        ``decode(name, content)`` gives arrays of one shape and type, or raises BadFileError.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
-        row_bytes = prod(shape) * dtype.itemsize
-        self._rows = self.scratch() if self._rows is None else self._rows
-        os.ftruncate(self._rows, 0)
-        bad: dict[str, str] = {}
+        scratch, row, bad = self.scratch(), np.zeros(1, np.uint8), {}
         for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
             try:
-                row = np.ascontiguousarray(decode(name, content), dtype)
-                assert row.nbytes == row_bytes, (name, row.shape, row.dtype)
-                store(self._rows, row, row_of[name] * row_bytes, self.folder)
+                row = np.ascontiguousarray(decode(name, content))
+                store(scratch, row, row_of[name] * row.nbytes, self.folder)
             except BadFileError as error:
                 bad[name] = str(error)
                 self.refuse(archive, bad, len(examples))
             self.progress("decoding", done, len(examples))
-        kept = {split: [e for e in examples if e.split == split and e.name not in bad] for split in SPLITS}
-        for split in ("train", "test"):
-            if not kept[split]:
+        os.ftruncate(scratch, len(examples) * row.nbytes)
+        codes, splits = {label: code for code, label in enumerate(classes)}, {}
+        with os.fdopen(os.dup(scratch), "rb") as file:
+            rows = np.memmap(file, row.dtype, "r", shape=(len(examples), *row.shape))
+        for split in SPLITS:
+            part = [example for example in examples if example.split == split and example.name not in bad]
+            if not part and split != "validation":
                 raise DataError(
                     f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout."
                 )
-        counts = {split: len(part) for split, part in kept.items() if part}
-        codes = {label: code for code, label in enumerate(classes)}
-
-        def blocks() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-            step = rows_per_block(prod(shape))
-            for split, part in kept.items():
-                for start in range(0, len(part), step):
-                    block = part[start : start + step]
-                    x = np.empty((len(block), prod(shape)), dtype)
-                    for row, example in zip(x, block):
-                        os.preadv(self._rows, [row], row_of[example.name] * row_bytes)
-                    yield split, x, np.array([codes[example.label] for example in block], np.int64)
-
-        facts = kind, archive.source, CLASSIFICATION, shape, len(classes), classes, counts, dtype, groups
-        return material_of(*facts, blocks(), sorted(bad))
+            if part:
+                x = Chosen(rows, np.array([row_of[example.name] for example in part]))
+                splits[split] = x, np.array([codes[example.label] for example in part], np.int64)
+        return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
         """Return the number of a new nameless file on the disk of the target, there until the end."""
@@ -132,3 +116,70 @@ def with_holdout(examples: list[Example]) -> list[Example]:
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)
     return [replace(example, split="test" if chosen else "train") for example, chosen in zip(examples, test)]
+
+
+def split_of(name: str) -> str:
+    """Return the split that a name stands for, in any letter case; an empty text where it is none."""
+    return _MEANING.get(name.lower(), "")
+
+
+def common_folder(names: Collection[str], splits: bool = True) -> str:
+    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/".
+
+    A file beside the only folder of its level is ignored.
+    """
+    paths, above = [name.split("/")[:-1] for name in names], []
+    while True:
+        below = [path[len(above) :] for path in paths if len(path) > len(above)]
+        outermost = {path[0] for path in below}
+        if len(outermost) != 1 or (splits and split_of(*outermost)) or max(map(len, below)) == 1:
+            return "".join(f"{folder}/" for folder in above)
+        above += outermost
+
+
+def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
+    """Return the files with these endings, whose folders name their classes, as in torchvision's ImageFolder.
+
+    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all files share, with an empty split. Without
+    ``splits`` only the second is allowed. Files in no class folder are skipped.
+    """
+    names = [name for name in archive.names if name.lower().endswith(endings)]
+    common = common_folder(names, splits)
+    paths = {name: name.removeprefix(common).split("/")[:-1] for name in names if name.startswith(common)}
+    paths = {name: path for name, path in paths.items() if path}
+    deep = {path[0] for path in paths.values() if len(path) > 1}
+    in_splits = splits and (any(map(split_of, deep)) or all(split_of(path[0]) for path in paths.values()))
+    examples = []
+    for name, path in paths.items():
+        outer, split, folders = path[0], split_of(path[0]) if in_splits else "", path[1:] if in_splits else path
+        if in_splits and split and not folders:
+            raise DataError(f"{archive.path}: {name} is in no class folder; it must be {outer}/CLASS/FILE.")
+        if in_splits and not split:
+            raise DataError(
+                f"{archive.path} has train/ or test/ but {name} is in neither. Move it there, or take it away."
+            )
+        inner = folders[1:] if in_splits else folders
+        if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
+            raise DataError(
+                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE, outside of "
+                f"all classes{'' if splits else ', and there is none where a list names its files'}. Move or rename it."
+            )
+        examples.append(Example(name, intern(folders[0]), split))
+    if common and not in_splits:
+        notes.assume(f"classes are the folders in {common}")
+    return examples
+
+
+def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
+    """Return the examples; those for validation become test examples where there are none."""
+    if {example.split for example in examples} == {"train", "validation"}:
+        notes.assume("examples for validation are for testing: there are no others")
+        examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]
+    trained = {example.label for example in examples if example.split == "train"}
+    unknown = next((example for example in examples if example.label not in trained), None)
+    if trained and unknown:
+        raise DataError(
+            f"{archive.path}: {unknown.name} is of class {unknown.label}, of which train/ has none. Lay it out as "
+            f"SPLIT/CLASS/FILE, or take it away; lists of labels, as Tiny ImageNet's val_annotations.txt, are not read."
+        )
+    return examples

@@ -1,14 +1,7 @@
 """The record of how other people's files were read: what a reader assumed, and what it left out."""
 
-from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
-
-from istmpi.units import counted
 
 NAMED = 8
 
@@ -42,28 +35,5 @@ class Notes:
         self.left_out.append(Note(text, option))
 
 
-def not_read(names: Collection[str], read: Collection[str]) -> Iterator[str]:
-    """Yield lines on the files that were not read: by endings, and folders of which none was."""
-    endings, folders = defaultdict(list), set()
-    opened = {name.rpartition("/")[0] for name in read}
-    opened = {above for folder in opened for above in PurePosixPath(folder, "file").parents}
-    for name in names:
-        if name not in read:
-            path = PurePosixPath(name)
-            endings[path.suffix.lower() or "without an ending"].append(name)
-            folders.update([folder for folder in path.parents if folder not in opened][-1:])
-    if endings:
-        by_count = sorted(endings.items(), key=lambda item: (-len(item[1]), item[0]))
-        shown = _first([f"{len(files):,} {ending} ({files[0]})" for ending, files in by_count])
-        yield f"{counted(sum(map(len, endings.values())), 'file')} not read: {shown}"
-    if folders:
-        yield f"{counted(len(folders), 'folder')} of which no file is read: {_first(sorted(map(str, folders)))}"
-
-
 def first_of(names: list[str], count: int = NAMED) -> str:
     return ", ".join(names[:count]) + ", ..." * (len(names) > count)
-
-
-def _first(parts: list[str]) -> str:
-    more = len(parts) - NAMED
-    return ", ".join(parts[:NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -15,8 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,30 +32,13 @@ if TYPE_CHECKING:
 FLOATS, LONG, NUMBERS, BYTES = (np.dtype(code) for code in ("<f4", "<i8", "<i4", "u1"))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts on a graph for a report; edges are pairs of nodes, or directed ones."""
-
-    nodes: int
-    edges: int
-    directed: bool
-    self_loops: int
-    repeated: int
-    largest_degree: int
-    isolated: int
-    labels: int
-    clusters: int = 0
-    cut: float = 0.0
-    """The share of the edges between clusters."""
-
-
 def material_of(
     source: str,
     outputs: int,
     classes: tuple[str, ...] | None,
     nodes: Mapping[str, np.ndarray],
     graph: Graph,
-    facts: Facts | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Material:
     """Return a graph on its way into a file, with the nodes of each split."""
     labels = graph.labels, BYTES if classes is None else LONG
@@ -65,43 +47,22 @@ def material_of(
     if graph.clusters is not None:
         arrays["clusters"] = graph.clusters, NUMBERS
     arrays |= {f"{split}/nodes": (members, LONG) for split, members in nodes.items()}
-    fixed = {path: np.ascontiguousarray(values, dtype) for path, (values, dtype) in arrays.items()}
+    datasets = {path: np.ascontiguousarray(values, dtype) for path, (values, dtype) in arrays.items()}
     if classes is not None:
-        fixed["classes"] = names_array(classes)
+        datasets["classes"] = names_array(classes)
     clusters, shape = 0 if graph.clusters is None else len(graph.members), graph.x.shape[1:]
     attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
     counts = {split: len(members) for split, members in nodes.items()}
     task = NODE_LABELS if classes is None else NODE_CLASSES
-    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, fixed
-    return Material(*of_graph, facts={"graph": facts})
+    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, datasets
+    return Material(*of_graph, facts=facts or {})
 
 
 def open_graph(file: PreparedFile) -> Dataset:
-    shape, outputs, task = file.shape, file.outputs, file.text("task")
-    nodes, edges, clusters = (int(file.attribute(name)) for name in ("nodes", "edges", "clusters"))
-    if len(shape) != 1 or not shape[0] > 0 or not 0 < outputs < 2**31 or not 0 < nodes < 2**31 or edges < 1:
-        raise file.error(f"has {nodes} nodes of shape {shape}, {edges} edges and {outputs} labels; prepare it again")
-    x = file.mapped("x", (nodes, shape[0]), (FLOATS,))
-    indptr = file.offsets("indptr", nodes, edges)
-    indices = file.numbers("indices", (edges,), NUMBERS, 0, nodes, all=False)
-    if task == NODE_CLASSES:
-        classes, labels = file.names("classes", outputs), file.numbers("labels", (nodes,), LONG, -1, outputs)
-    else:
-        classes, labels = None, file.numbers("labels", (nodes, outputs), BYTES, 0, 2)
-    cut = file.numbers("clusters", (nodes,), NUMBERS, 0, clusters) if clusters else None
-    # Of the features the first rows: all would be a full read.
-    if not np.isfinite(x[: max(1, 2**20 // shape[0])]).all():
-        raise file.error("has features in x that are not finite; prepare it again")
+    x, indptr, indices, labels = map(file.mapped, ("x", "indptr", "indices", "labels"))
+    clusters = file.mapped("clusters") if file.has("clusters") else None
     guards = file.guard("x", x), file.guard("indices", indices)
-    graph = Graph(x, Ragged(indptr, (indices,)), labels.view(np.ndarray), cut, guards)
-    splits = {split: GraphSplit(graph, _nodes(file, split, graph)) for split in file.splits}
-    return Dataset(splits, task, shape, outputs, classes, file.text("source"), file.text("kind"))
-
-
-def _nodes(file: PreparedFile, split: str, graph: Graph) -> np.ndarray:
-    nodes = file.mapped(f"{split}/nodes", (file.count(split, "nodes"),), (LONG,)).view(np.ndarray)
-    if nodes[0] < 0 or nodes[-1] >= len(graph) or (np.diff(nodes) <= 0).any():
-        raise file.error(f"has {split}/nodes that do not rise from 0 to {len(graph) - 1}; prepare it again")
-    if graph.labels[nodes].min() < 0:
-        raise file.error(f"has {split} nodes without a label; prepare it again")
-    return nodes
+    graph = Graph(x, Ragged(indptr, (indices,)), labels.view(np.ndarray), clusters, guards)
+    splits = {split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray)) for split in file.splits}
+    facts = file.text("task"), file.shape, file.outputs, file.names("classes"), file.text("source"), file.text("kind")
+    return Dataset(splits, *facts)

@@ -39,12 +39,32 @@ class RawGraph:
     splits: Mapping[str, np.ndarray]
 
 
-def dense(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return compressed sparse rows as float32, or float64 where that rounds; repeated elements are added."""
-    rounded = values.astype(np.float32)
-    exact = (rounded == values).all()
-    x = np.zeros(shape, np.float32 if exact else np.float64)
-    np.add.at(x, (np.repeat(np.arange(shape[0]), np.diff(offsets)), columns), rounded if exact else values)
+def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
+    """Return row and column of each element of compressed sparse rows, its value, and the shape.
+
+    ``parts`` are indptr, indices, shape and perhaps data; ``name`` stands before these words in an error.
+    """
+    offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
+    values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
+    whole = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))
+    if not whole or len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
+        raise DataError(
+            f"{where}: {name}indptr, _indices and _shape must be lists of whole numbers, the last of two, and "
+            f"{name}data one of numbers. Save them again."
+        )
+    shape, columns = (int(lengths[0]), int(lengths[1])), columns.astype(np.int64)
+    if not is_csr(offsets, columns, values, shape) or not 0 <= columns.min(initial=0) <= columns.max(initial=0):
+        raise DataError(f"{where}: {name}indptr, _indices and _shape do not fit together. Save them again.")
+    return np.repeat(np.arange(shape[0]), np.diff(offsets.astype(np.int64))), columns, values, shape
+
+
+def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
+    """Return compressed sparse rows as a float32 matrix; repeated elements are added."""
+    rows, columns, values, shape = csr_of(parts, name, where)
+    if columns.max(initial=-1) >= shape[1]:
+        raise DataError(f"{where}: {name}indices has numbers that are not below {shape[1]}. Save it again.")
+    x = np.zeros(shape, np.float32)
+    np.add.at(x, (rows, columns), values.astype(np.float32))
     return x
 
 
@@ -57,29 +77,29 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     where, again = f"{archive.path}: {prefix}", "Download it again."
     if missing := [part for part in PARTS if prefix + part not in archive.names]:
         raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
+    files = {name.removeprefix(prefix): content for name, content in archive.read([prefix + part for part in PARTS])}
 
-    def pickled(part: str) -> object:
-        with archive.open(prefix + part) as file:
-            try:
-                return read_pickle(file, numbers=True)
-            except PickleError as error:
-                raise DataError(f"{where}{part} is no pickle of Planetoid's: {error}. {again}") from None
+    def pickled(part: str, kind: type) -> object:
+        try:
+            value = read_pickle(files[part])
+        except PickleError as error:
+            raise DataError(f"{where}{part} is no pickle of Planetoid's: {error}. {again}") from None
+        if not isinstance(value, kind):
+            raise DataError(f"{where}{part} is no pickle of Planetoid's: it holds no {kind.__name__}. {again}")
+        return value
 
     def matrix(part: str) -> np.ndarray:
-        if (x := _dense_of(pickles[part])) is None:
-            raise DataError(f"{where}{part} is no CSR matrix of scipy's. {again}")
-        return x
+        parts = pickled(part, dict)
+        return dense_of({"shape": parts.get("_shape"), **parts}, "its ", where + part)
 
     def one_hot(part: str) -> np.ndarray:
-        value = pickles[part]
-        if not isinstance(value, np.ndarray) or value.ndim != 2 or not ((value == 0) | (value == 1)).all():
+        value = pickled(part, np.ndarray)
+        if value.ndim != 2 or not ((value == 0) | (value == 1)).all():
             raise DataError(f"{where}{part} is no matrix of classes, one-hot. {again}")
         return np.where(value.any(axis=1), value.argmax(axis=1), -1)
 
-    pickles = {part: pickled(part) for part in PARTS[:-1]}
     with reading(f"{where}test.index cannot be read", "Give a number a line.", ValueError):
-        _, content = next(iter(archive.read([prefix + PARTS[-1]])))
-        index = np.array([whole_number(word) for word in content.decode().split()], np.int64)
+        index = np.array([whole_number(word) for word in files["test.index"].decode().split()], np.int64)
     others, tested = map(matrix, ("allx", "tx"))
     classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
     fits = len(others) == len(classes) and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
@@ -91,33 +111,17 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
         )
     if not fits or others.shape[1] != tested.shape[1] or index.min() < len(others) or len(learnt) > len(others):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
-    lists = pickles["graph"] if isinstance(pickles["graph"], dict) else {None: None}
-    for node, heard in lists.items():
-        if type(node) is not int or not isinstance(heard, list) or not all(type(other) is int for other in heard):
-            raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
+    pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
+    if not all(type(node) is int and isinstance(heard, list) for node, heard in pairs) or not all(
+        type(other) is int for _, heard in pairs for other in heard
+    ):
+        raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
     x[: len(others)], labels[: len(others)] = others, classes
     x[index], labels[index] = tested, tested_classes
     validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
     splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
-    sources = np.array([other for heard in lists.values() for other in heard], np.int64)
-    targets = np.repeat(np.array(list(lists), np.int64), [len(heard) for heard in lists.values()])
+    sources = np.array([other for _, heard in pairs for other in heard], np.int64)
+    targets = np.repeat(np.array([node for node, _ in pairs], np.int64), [len(heard) for _, heard in pairs])
     return RawGraph(x, True, sources, targets, labels, splits)
-
-
-def _dense_of(value: object) -> np.ndarray | None:
-    if not isinstance(value, dict):
-        return None
-    shape = value.get("_shape", value.get("shape"))
-    parts = [value.get(part) for part in ("indptr", "indices", "data")]
-    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
-        return None
-    if not isinstance(shape, tuple) or len(shape) != 2:
-        return None
-    offsets, columns, values = parts[0], parts[1].astype(np.int64), parts[2]
-    if not all(type(length) is int for length in shape) or not is_csr(offsets, columns, values, shape):
-        return None
-    if not 0 <= columns.min(initial=0) <= columns.max(initial=-1) < shape[1]:
-        return None
-    return dense(offsets.astype(np.int64), columns, values, shape)

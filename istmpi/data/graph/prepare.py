@@ -5,21 +5,21 @@ want one add it), as is one that is there already; an edge counts in both direct
 then its target hears from its source alone. Weights of edges are left out, but for those of zero, which are no edges.
 """
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
 
+from istmpi.data.dataset import SPLITS
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes
 from istmpi.data.graph.arrays import read_raw
-from istmpi.data.graph.file import Facts, material_of
-from istmpi.data.graph.planetoid import RawGraph
+from istmpi.data.graph.file import material_of
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
 from istmpi.data.moments import Moments
-from istmpi.data.offsets import Extent, less, named
+from istmpi.data.offsets import Extent
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -37,47 +37,38 @@ def read(
     clusters: int | None = None,
     directed: bool = False,
     normalise: str | None = None,
-    split: int | None = None,
 ) -> Material:
     """The graph of an archive, cut into so many ``clusters`` by METIS.
 
     ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
-    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it. ``split``
-    chooses a column of masks [nodes, splits].
+    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
     decoder.progress("reading", 0, 1)
-    raw = read_raw(archive, split)
+    raw = read_raw(archive)
     count = len(raw.labels)
     if len(raw.x) != count:
         raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
-    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), decoder.notes, source)
+    x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
-    classes, labels = _labels(raw, source, decoder.notes)
+    classes, labels = _labels(raw.labels, source)
     if not raw.splits:
         decoder.split = f"of the nodes {ONE_IN_FIVE}"
-    nodes = _splits(raw, labels, source)
-    _require_trained(labels, nodes, classes, source)
+    nodes = _splits(raw.splits, labels, source)
     edges, parts, cut = int(neighbours.offsets[-1]), None, 0.0
     if clusters is not None:
         decoder.progress("cutting", 0, 1)
         parts, cut = _cut(neighbours, clusters, directed, source)
     degrees = np.diff(neighbours.offsets)
     alone = (degrees == 0) & (np.bincount(neighbours.arrays[0], minlength=count) == 0)
-    facts = Facts(
-        nodes=count,
-        edges=edges if directed else edges // 2,
-        directed=directed,
-        self_loops=loops,
-        repeated=repeated,
-        largest_degree=int(degrees.max()),
-        isolated=int(alone.sum()),
-        labels=int(((labels > 0) if classes is None else (labels >= 0)).sum()),
-        clusters=0 if parts is None else int(parts.max()) + 1,
-        cut=cut,
-    )
+    facts = {"nodes": count, "nodes without an edge": int(alone.sum())}
+    facts["directed edges" if directed else "edges, each in both directions"] = edges if directed else edges // 2
+    facts |= {"dropped edges of a node to itself": loops, "dropped edges that were there twice": repeated}
+    facts |= {"neighbours at most": int(degrees.max())}
+    if parts is not None:
+        facts |= {"clusters": int(parts.max()) + 1, "share of edges between them": round(cut, 3)}
     outputs = labels.shape[1] if classes is None else len(classes)
     return material_of(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
 
@@ -106,52 +97,37 @@ def adjacency(
     return Ragged(offsets, ((keys % count).astype(np.int32),)), int(loops.sum()), repeated
 
 
-def _normalised(x: np.ndarray, how: str, notes: Notes, source: str) -> np.ndarray:
-    extent, step = Extent(), max(_STEP // x.shape[1], 1)
-    blocks = [slice(start, start + step) for start in range(0, len(x), step)]
-    for rows in blocks:
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(x[rows].astype(np.float32, copy=False))
-        if not finite.all():
-            row, feature = np.argwhere(~finite)[0]
-            raise DataError(
-                f"{source}: node {rows.start + row} has {x[rows][row, feature]} as feature {feature}; every feature "
-                "must be finite, as a float32 is. Remove, fill or scale such features first."
-            )
-    for rows in blocks:
-        extent.add(x[rows])
-    offset = extent.offset()
-    if offset is not None and how != "columns":
+def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        rows = x.astype(np.float32)
+    if not (finite := np.isfinite(rows)).all():
+        node, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: values of {named(np.flatnonzero(offset))} are too close together for float32. Give "
-            f"--normalise columns, or subtract a number from them first."
+            f"{source}: node {node} has {x[node, feature]} as feature {feature}; every feature must be finite, as a "
+            "float32 is. Remove, fill or scale such features first."
         )
-    for remark in extent.remarks("feature", offset):
-        notes.assume(remark)
-    raw, x = x, np.empty(x.shape, np.float32)
-    for rows in blocks:
-        x[rows] = raw[rows] if offset is None else less(raw[rows], offset)
+    extent = Extent(x.shape[1])
+    extent.add(x)
+    extent.require_apart("feature", source)
     if how == "rows":
-        sums = x.sum(axis=1, keepdims=True, dtype=np.float64)
-        x = (x / np.where(sums == 0, 1, sums)).astype(np.float32)
-    elif how == "columns":
-        moments = Moments(x.shape[1])
-        for rows in blocks:
-            moments.add(x[rows])
+        sums = rows.sum(axis=1, keepdims=True, dtype=np.float64)
+        return (rows / np.where(sums == 0, 1, sums)).astype(np.float32)
+    if how == "columns":
+        moments, step = Moments(x.shape[1]), max(_STEP // x.shape[1], 1)
+        for start in range(0, len(x), step):
+            moments.add(rows[start : start + step])
         mean, std, _ = moments.normalisation(x.shape[1])
-        x -= mean
-        x /= std
-    return x
+        rows -= mean
+        rows /= std
+    return rows
 
 
-def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] | None, np.ndarray]:
+def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
     """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
-    labels = raw.labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:
-        wrong = ~((labels == 0) | (labels == 1))
-        if wrong.any():
+        if (wrong := ~((labels == 0) | (labels == 1))).any():
             node, label = np.argwhere(wrong)[0]
             raise DataError(
                 f"{source}: node {node} has {labels[node, label]} as label {label}; of several labels each is there "
@@ -160,35 +136,29 @@ def _labels(raw: RawGraph, source: str, notes: Notes) -> tuple[tuple[str, ...] |
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
         raise DataError(f"{source}: the labels are of {labels.dtype}; give whole numbers or names.")
-    labels = read_names(labels, source, "", notes)
-    labelled = np.ones(len(labels), bool)
+    labels = read_names(labels, source, "")
     if labels.dtype.kind == "f":
-        labels = labels.astype(np.float64)
-        labelled = ~np.isnan(labels)
-        if not ((np.abs(labels[labelled]) < 2**53) & (labels[labelled] == np.trunc(labels[labelled]))).all():
+        labels = np.where(np.isnan(labels), -1.0, labels.astype(np.float64))
+        if not ((np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
             raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
-        labels = np.where(labelled, labels, -1).astype(np.int64)
-    if labels.dtype.kind == "i":
-        labelled &= labels >= 0
+        labels = labels.astype(np.int64)
+    labelled = labels >= 0 if labels.dtype.kind == "i" else np.ones(len(labels), bool)
     values, codes = np.unique(labels[labelled], return_inverse=True)
     numbers = np.full(len(labels), -1, np.int64)
     numbers[labelled] = codes.reshape(-1)
     return tuple(printable(str(value)) for value in values.tolist()), numbers
 
 
-def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
+def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
     labelled = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
-    if raw.splits:
-        nodes = {split: np.asarray(raw.splits.get(split, ()), np.int64) for split in ("train", "test")}
-    else:
+    if not splits:
         places = np.flatnonzero(labelled)
         test = held_out(len(places), labels[places] if labels.ndim == 1 else None)
-        nodes = {"train": places[~test], "test": places[test]}
+        splits = {"train": places[~test], "test": places[test]}
+    nodes = {split: splits[split] for split in SPLITS if len(splits.get(split, ()))}
     for split, kind in (("train", "training"), ("test", "test")):
-        if not len(nodes[split]):
+        if split not in nodes:
             raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
-    if len(raw.splits.get("validation", ())):
-        nodes["validation"] = raw.splits["validation"]
     for split, other in combinations(nodes, 2):
         if len(both := np.intersect1d(nodes[split], nodes[other])):
             raise DataError(
@@ -200,24 +170,6 @@ def _splits(raw: RawGraph, labels: np.ndarray, source: str) -> dict[str, np.ndar
                 f"{source}: {split} node {members[~labelled[members]][0]} has no label. Take it out of that mask."
             )
     return nodes
-
-
-def _require_trained(
-    labels: np.ndarray, nodes: dict[str, np.ndarray], classes: tuple[str, ...] | None, source: str
-) -> None:
-    if classes is not None:
-        trained = np.bincount(labels[nodes["train"]], minlength=len(classes)) > 0
-    else:
-        trained = labels[nodes["train"]].any(axis=0)
-    for split, members in nodes.items():
-        has = labels[members]
-        lacking = has[~trained[has]] if classes is not None else np.flatnonzero(has.any(axis=0) & ~trained)
-        if len(lacking):
-            name = classes[lacking[0]] if classes is not None else lacking[0]
-            raise DataError(
-                f"{source}: label {name} is there among the {split} nodes, but no training node has it. Take these "
-                f"nodes out of the mask, or give some to training."
-            )
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:

@@ -4,11 +4,10 @@ Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
 
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of, slices
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
 from istmpi.data.writer import Material
@@ -17,6 +16,7 @@ from istmpi.tasks import CLASSIFICATION
 
 SHAPE = (3, 32, 32)
 PIXELS = 3072
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,9 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt", 1),
+    Layout(tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", "batches.meta.txt", 1),
     Layout(("train.bin",), "test.bin", "fine_label_names.txt", 2),
-    Layout(
-        *(tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
-        keys=(b"labels", b"label_names"),
-    ),
+    Layout(BATCHES, "test_batch", "batches.meta", keys=(b"labels", b"label_names")),
     Layout(("train",), "test", "meta", keys=(b"fine_labels", b"fine_label_names")),
 )
 
@@ -55,57 +52,47 @@ def layout_of(archive: Archive) -> tuple[Layout, str] | None:
 def read(archive: Archive, place: tuple[Layout, str]) -> Material:
     """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
     layout, folder = place
-    classes = _classes(archive, folder + layout.names, layout)
-    parts = [_batch(archive, folder + name, layout, len(classes)) for name in (*layout.train, layout.test)]
+    files = dict(archive.read([folder + name for name in (*layout.train, layout.test, layout.names)]))
+    names = _classes(folder + layout.names, files[folder + layout.names], layout)
+    parts = [_batch(folder + name, files[folder + name], layout, len(names)) for name in (*layout.train, layout.test)]
     train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))
     splits = {"train": train, "test": parts[-1]}
-    counts = {split: len(labels) for split, (_, labels) in splits.items()}
-    facts = "images", archive.source, CLASSIFICATION, SHAPE, len(classes), classes, counts
-    return material_of(*facts, np.dtype(np.uint8), 3, slices(splits))
+    return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
-def _classes(archive: Archive, path: str, layout: Layout) -> tuple[str, ...]:
-    with archive.open(path) as file:
-        if layout.label_bytes:
-            return tuple(file.read().decode("utf-8", errors="replace").split())
-        names = _unpickle(file, path, {layout.keys[1]: list})[layout.keys[1]]
+def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
+    if layout.label_bytes:
+        return tuple(content.decode("utf-8", errors="replace").split())
+    names = _unpickled(path, content, {layout.keys[1]: list})[layout.keys[1]]
     if not all(isinstance(name, bytes) for name in names):
         raise DataError(f"{path} is not one of CIFAR's pickles: a class's name is no text. Download it again.")
     return tuple(name.decode("utf-8", errors="replace") for name in names)
 
 
-def _batch(archive: Archive, path: str, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    with archive.open(path) as file:
-        if layout.label_bytes:
-            content, width = np.frombuffer(file.read(), np.uint8), layout.label_bytes + PIXELS
-            if len(content) % width:
-                raise DataError(f"{path} is {len(content)} bytes, no multiple of {width}. Download it again.")
-            records = content.reshape(-1, width)
-            x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
-        else:
-            batch = _unpickle(file, path, {b"data": np.ndarray, layout.keys[0]: list})
-            x, y = batch[b"data"], batch[layout.keys[0]]
-    if len(y) == 0 or x.shape != (len(y), PIXELS):
+def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    if width := layout.label_bytes and layout.label_bytes + PIXELS:
+        if len(content) % width:
+            raise DataError(f"{path} is {len(content)} bytes, no multiple of {width}. Download it again.")
+        records = np.frombuffer(content, np.uint8).reshape(-1, width)
+        x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
+    else:
+        batch = _unpickled(path, content, {b"data": np.ndarray, layout.keys[0]: list})
+        x, y = batch[b"data"], batch[layout.keys[0]]
+    if len(y) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8:
         raise DataError(f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again.")
-    for row, label in enumerate(y):
-        # True is 1 for Python, and 0.5 would become 0 on its way into an array.
-        if type(label) is not int or not 0 <= label < classes:
-            shown = label if isinstance(label, int | float) else f"of {type(label).__name__}"
-            raise DataError(
-                f"{path}: the label of image {row} is {shown}; it must be a whole number from 0 to {classes - 1}. "
-                "Download it again."
-            )
-    return x, np.array(y, np.int64)
+    labels = np.array(y)
+    if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(f"{path}: its labels must be whole numbers from 0 to {classes - 1}. Download it again.")
+    return x.reshape(-1, *SHAPE), labels.astype(np.int64)
 
 
-def _unpickle(file: BinaryIO, path: str, kinds: dict[bytes, type]) -> dict[bytes, object]:
+def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
+    wrong = f"{path} is not one of CIFAR's pickles:"
     try:
-        content = read_pickle(file)
+        values = read_pickle(content)
     except PickleError as error:
-        raise DataError(f"{path} is not one of CIFAR's pickles: {error}. Download it again.") from error
+        raise DataError(f"{wrong} {error}. Download it again.") from error
     for key, kind in kinds.items():
-        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-            raise DataError(
-                f"{path} is not one of CIFAR's pickles: it has no {kind.__name__} {key.decode()}. Download it again."
-            )
-    return content
+        if not isinstance(values, dict) or not isinstance(values.get(key), kind):
+            raise DataError(f"{wrong} it has no {kind.__name__} {key.decode()}. Download it again.")
+    return values

@@ -4,38 +4,31 @@ import io
 import struct
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
 
+from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, Example, with_holdout
-from istmpi.data.files.layout import checked_splits, class_folders
+from istmpi.data.files.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.images import cifar
-from istmpi.data.writer import Material
+from istmpi.data.writer import Chosen, Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reason
 from istmpi.optional import optional
-from istmpi.units import counted
+from istmpi.tasks import CLASSIFICATION
 
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif")
-ENDINGS += (".pbm", ".pgm", ".ppm", ".pnm", ".tga", ".jp2", ".j2k", ".ico", ".pcx", ".qoi")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".pgm", ".ppm")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
 # Pillow documents no errors, and its readers raise whatever they meet.
 _PILLOW = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError)
 _PILLOW += (MemoryError, struct.error, zlib.error, RuntimeError)
-ORIENTATION = 0x0112
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
-
-
-class InColourError(DataError):
-    """An image has three channels where the ones before it have one."""
 
 
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
@@ -59,82 +52,52 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     else:
         decoder.split = f"{ONE_IN_FIVE} of each class"
         examples = with_holdout(examples)
-    pillow = optional("PIL.Image", "Pillow", "images")
-    first, mode, extent = _first(archive, decoder, examples, pillow, size)
-
-    def decoded(mode: str) -> Material:
-        ignored: Counter[str] = Counter()
-        decode = image_decoder(pillow, first, mode, extent, size is not None, "Give --size N to resize them.", ignored)
-        shape, dtype = (len(mode), extent[1], extent[0]), np.dtype(np.uint8)
-        material = decoder.run("images", archive, examples, decode, shape, dtype, len(mode), MOST_BYTES)
-        for what, count in sorted(ignored.items()):
-            decoder.notes.leave_out(f"{counted(count, 'image')}: {what}")
-        return material
-
-    try:
-        return decoded(mode)
-    except InColourError:  # mostly one of the first, so that little is decoded twice
-        return decoded("RGB")
-
-
-def _first(
-    archive: Archive, decoder: Decoder, examples: list[Example], pillow: ModuleType, size: int | None
-) -> tuple[str, str, tuple[int, int]]:
-    """Return the first readable image by name, the mode that it asks for, and its width and height."""
-    names, bad = sorted(example.name for example in examples), {}
-    while part := names[len(bad) : 2 * len(bad) + 1]:  # twice as many in each pass over the archive
-        readable = {}
-        for name, content in archive.read(part, MOST_BYTES):
-            try:
-                image = _open(pillow, content)
-                readable[name] = image.mode, image.size
-            except BadFileError as error:
-                bad[name] = str(error)
-        if readable:
-            mode, extent = readable[first := min(readable)]
-            return first, "L" if mode in GREY else "RGB", (size, size) if size else extent
-        decoder.refuse(archive, bad, len(names))
-    raise DataError(
-        f"{archive.path}: none of the {len(names)} images can be read ({bad[names[0]]}). Copy or download it again."
-    )
+    pillow, modes = optional("PIL.Image", "Pillow", "images"), set()
+    decode = image_decoder(pillow, "RGB", "Give --size N to resize them.", modes, size and (size, size))
+    splits, classes, bad = decoder.run(archive, examples, decode, MOST_BYTES)
+    if grey := modes <= {*GREY}:  # then all three channels are alike
+        splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
+    dtype, groups = np.dtype(np.uint8), 1 if grey else 3
+    return material_of("images", archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
 
 
 def image_decoder(
     pillow: ModuleType,
-    first: str,
     mode: str,
-    extent: tuple[int, int],
-    resize: bool,
     cure: str,
-    ignored: Counter[str] | None = None,
+    modes: set[str],
+    size: tuple[int, int] | None = None,
+    like: tuple[str, tuple[int, int]] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
-    ``first`` is what a message calls the images whose ``mode`` and ``extent`` all others must have, and ``cure`` its
-    last sentence. ``ignored`` counts what images have and pixels do not show.
+    With a ``size`` the largest middle of each is resized to it. All must have one size then, that of ``like``, which a
+    message calls so, or of the first; ``cure`` is the message's last sentence. ``modes`` gets the files' modes.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
+        nonlocal like
         image = _open(pillow, content)
+        modes.add(image.mode)
         if mode == "L" and image.mode not in GREY:
-            raise InColourError(f"{name} is in colour but {first} is grey; all must be alike. Convert them first.")
-        if ignored is not None:
-            ignored.update(_beside_pixels(image))
+            raise DataError(f"{name} is in colour but {like[0]} is grey; all must be alike. Convert them first.")
         with _as_bad_file(pillow):
             if image.mode != mode:
                 image = image.convert(mode)
-            if resize:
-                scale = min(image.size[0] / extent[0], image.size[1] / extent[1])
-                left, top = ((whole - scale * part) / 2 for whole, part in zip(image.size, extent))
-                middle = left, top, left + scale * extent[0], top + scale * extent[1]
-                image = image.resize(extent, pillow.Resampling.BILINEAR, middle)
-        if image.size != extent:
+            if size:
+                scale = min(image.width / size[0], image.height / size[1])
+                left, top = ((whole - scale * part) / 2 for whole, part in zip(image.size, size))
+                middle = left, top, left + scale * size[0], top + scale * size[1]
+                image = image.resize(size, pillow.Resampling.BILINEAR, middle)
+        like = like or (name, image.size)
+        first, (width, height) = like
+        if image.size != (width, height):
             raise DataError(
-                f"{name} is {image.width}x{image.height} but {first} is {extent[0]}x{extent[1]}; all must be of one "
-                f"size. {cure}"
+                f"{name} is {image.width}x{image.height} but {first} is {width}x{height}; all must be of one size. "
+                f"{cure}"
             )
         pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
-        return pixels.reshape(extent[1], extent[0], len(mode)).transpose(2, 0, 1)
+        return pixels.reshape(height, width, len(mode)).transpose(2, 0, 1)
 
     return decode
 
@@ -148,17 +111,6 @@ def _open(pillow: ModuleType, content: bytes) -> object:
     if image.mode not in GREY + COLOUR:
         raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
     return image
-
-
-def _beside_pixels(image: object) -> Iterator[str]:
-    """Yield the parts of an image other than the pixels that are taken."""
-    with suppress(*_PILLOW):
-        if image.mode in ("LA", "RGBA") or "transparency" in image.info:
-            yield "transparency"
-        if getattr(image, "is_animated", False):
-            yield "frames behind the first"
-        if image.info.get("exif") and image.getexif().get(ORIENTATION, 1) != 1:
-            yield "orientation in EXIF"
 
 
 @contextmanager

@@ -4,32 +4,25 @@ import json
 import os
 import re
 from array import array
-from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import BLOCK
-from istmpi.data.files.archive import Archive, store
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.layout import note_splits, split_of
+from istmpi.data.files.archive import Archive, Stream, store
+from istmpi.data.files.decoder import Decoder, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import Facts, material_of, smallest_type
+from istmpi.data.text.file import material_of, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
-from istmpi.foreign import MEGABYTE, printable, reason
+from istmpi.foreign import printable, reason
 from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
 """The endings of files that have a document a line."""
-LONGEST_LINE = 32 * MEGABYTE
 CUT = 0.9
-_JSON = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list"}
-_Runs = Sequence[tuple[int, int]]
-"""Tokens in the scratch file: the starts and the lengths of runs."""
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
@@ -40,28 +33,18 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
     testing, and a single one is cut. It takes some hundred bytes of memory for each document.
     """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
-    splits = splits_of(archive, decoder.notes)
-    before, total = 0, sum(map(archive.nbytes, archive.names))
+    splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
-    bad: dict[str, str] = {}
-    others: set[str] = set()
-
-    def tell(position: int) -> None:
-        decoder.progress("reading", before + position, total)
-
-    for name, pieces in archive.pieces(archive.names, tell):
-        lines = name.lower().endswith(LINES)
-        for document, content in _texts(name, pieces, key, others) if lines else [(name, pieces)]:
+    for done, stream in enumerate(archive.streams(archive.names), start=1):
+        lines = stream.name.lower().endswith(LINES)
+        for document, content in _texts(stream, key) if lines else [(stream.name, stream.pieces())]:
             try:
-                documents.add(number_of[name], content)
+                documents.add(number_of[stream.name], content)
             except NoTextError as error:
                 bad[document] = str(error)
-        before += archive.nbytes(name)
+        decoder.progress("reading", done, len(archive.names))
     if documents.empty:
         decoder.notes.leave_out(counted(documents.empty, "empty document"))
-    if others:
-        shown = printable(", ".join(sorted(others)[:8]))
-        decoder.notes.leave_out(f"{counted(len(others), 'other key')} of .jsonl than {key}: {shown}", "--key")
     decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
     if not len(documents):
         raise DataError(f"{archive.path} holds no text: all of it is empty. Give a file, a folder or a .tar with text.")
@@ -77,18 +60,15 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
     parts = [path[depth] for path in paths]
     splits = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
-    if _are_splits(splits):
-        if "" in splits:
-            odd = archive.names[splits.index("")]
-            raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
-    else:
+    if not _are_splits(splits):
         splits = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
         if not _are_splits(splits) or "" in splits:
             if _are_splits(splits):
-                odd = archive.names[splits.index("")]
-                notes.assume(f"names of files are no splits: {odd} names none")
+                notes.assume(f"names of files are no splits: {archive.names[splits.index('')]} names none")
             return [""] * len(splits)
-    note_splits(notes, dict(zip(parts, splits)))
+    if "" in splits:
+        odd = archive.names[splits.index("")]
+        raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
     if "test" not in splits:
         notes.assume("documents for validation are for testing: there are no others")
     return [split if "test" in splits or split == "train" else "test" for split in splits]
@@ -103,11 +83,10 @@ def _split_in(file: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
-def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yield the documents of a .jsonl, a blank line as an empty one; ``others`` gets the keys beside ``key``."""
-    for number, line in enumerate(_lines(name, pieces), start=1):
-        where = f"{name}, line {number}"
-        line = line.removeprefix(BOM_UTF8) if number == 1 else line
+def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Yield the documents of a .jsonl, a blank line as an empty one."""
+    for number, line in enumerate(stream.lines(), start=1):
+        where = f"{stream.name}, line {number}"
         if not line.strip():
             yield where, []
             continue
@@ -120,23 +99,11 @@ def _texts(name: str, pieces: Iterable[bytes], key: str, others: set[str]) -> It
             raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Name its key with --key.")
         if not isinstance(tree[key], str):
             raise DataError(
-                f"{where}: its {key} is {_JSON.get(type(tree[key]), 'an object')}, not a text. Take the line out, or "
-                f"name another key with --key."
+                f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not a text. Take the line out, or name another "
+                f"key with --key."
             )
-        others.update(tree.keys() - {key})
         # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
-
-
-def _lines(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-        if len(rest) > LONGEST_LINE:
-            raise DataError(f"{name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Cut it into several.")
-    if rest:
-        yield rest
 
 
 class _Documents:
@@ -183,11 +150,11 @@ class _Documents:
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]
-        if cut := not any(splits) and len(self) == 1:
+        if not any(splits) and len(self) == 1:
             self._decoder.split = "the end of the only document for testing"
-            at, total, documents = max(int(self._end * CUT), 1), int(nbytes[0]), {}
+            at, total, facts = max(int(self._end * CUT), 1), int(nbytes[0]), {}
             test = max(round(total * (self._end - at) / self._end), 1)
-            runs = {"train": [(0, at)], "test": [(at, self._end - at)]}
+            runs = {"train": ([0], [at]), "test": ([at], [self._end - at])}
             sizes = {"train": max(total - test, 1), "test": test}
         else:
             if any(splits):
@@ -195,34 +162,31 @@ class _Documents:
             else:  # by the names, so that the order in a tar file does not matter
                 self._decoder.split = f"of the documents {ONE_IN_FIVE}"
                 number_of = held_out(len(self)).astype(np.int64)
-            chosen = {split: number_of == number for number, split in enumerate(SPLITS)}
-            documents = {split: int(rows.sum()) for split, rows in chosen.items() if rows.any()}
+            chosen = {split: number_of == number for number, split in enumerate(SPLITS) if number in number_of}
             for split in ("train", "test"):
-                if split not in documents:
+                if split not in chosen:
                     raise DataError(f"{archive.path} has no {split} documents; a data set needs at least one.")
-            runs = {split: _neighbours(starts[chosen[split]], tokens[chosen[split]]) for split in documents}
-            sizes = {split: int(nbytes[chosen[split]].sum()) for split in documents}
-        counts = {split: sum(count for _, count in parts) for split, parts in runs.items()}
-        facts = Facts(self._tokenizer.vocabulary, documents, cut)
-        return material_of(archive.source, self._tokenizer, counts, sizes, facts, self._blocks(runs), skipped)
-
-    def _blocks(self, runs: dict[str, _Runs]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the tokens of the splits; a block is good until the next is asked for."""
-        block, size = np.empty(BLOCK, self._dtype), self._dtype.itemsize
-        for split, parts in runs.items():
-            filled = 0
-            for start, count in parts:
-                while count:
-                    taken = min(count, BLOCK - filled)
-                    os.preadv(self._scratch, [block[filled : filled + taken]], start * size)
-                    start, count, filled = start + taken, count - taken, filled + taken
-                    if filled == BLOCK:
-                        yield split, block
-                        filled = 0
-            if filled:
-                yield split, block[:filled]
+            runs = {split: (starts[rows], tokens[rows]) for split, rows in chosen.items()}
+            sizes = {split: int(nbytes[rows].sum()) for split, rows in chosen.items()}
+            facts = {f"{split} documents": int(rows.sum()) for split, rows in chosen.items()}
+        of_split = {split: _Tokens(self._scratch, self._dtype, *map(np.array, run)) for split, run in runs.items()}
+        return material_of(archive.source, self._tokenizer, of_split, sizes, facts, skipped)
 
 
-def _neighbours(starts: np.ndarray, counts: np.ndarray) -> _Runs:
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] != (starts + counts)[:-1]]))
-    return list(zip(starts[first].tolist(), np.add.reduceat(counts, first).tolist()))
+class _Tokens:
+    """Runs of tokens in a scratch file, one behind the other, read when they are sliced."""
+
+    def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
+        self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)
+        self.dtype, self.shape = dtype, (int(self._ends[-1]),)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        out, at = np.empty(rows.stop - rows.start, self.dtype), rows.start
+        for run in range(int(np.searchsorted(self._ends, at, side="right")), len(self._ends)):
+            if at == rows.stop:
+                break
+            end = min(int(self._ends[run]), rows.stop)
+            place = int(self._starts[run]) + at - int(self._ends[run - 1] if run else 0)
+            os.preadv(self._scratch, [out[at - rows.start : end - rows.start]], place * self.dtype.itemsize)
+            at = end
+        return out
