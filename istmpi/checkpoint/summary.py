@@ -14,10 +14,7 @@ from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoin
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError
 from istmpi.hdf5 import Read, unheard
-from istmpi.methods import METHODS, spec_of
-
-FIRST_UNITS = 6
-"""Units of a rank that are named."""
+from istmpi.methods import METHODS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,22 +113,6 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "input": _moments(*checkpoint.normalisation[:2]) if checkpoint.normalisation else None,
         "classes": checkpoint.classes and list(checkpoint.classes),
     }
-
-
-def deal(checkpoint: Checkpoint, ranks: int, round: int | None) -> dict[str, Any]:
-    """Return the units that each of so many ranks would hold in a round, by default in the next one.
-
-    ConfigError for a deal that cannot be made.
-    """
-    run, network = checkpoint.header.run, checkpoint.architecture
-    round = checkpoint.header.round if round is None else round
-    partition = spec_of(run.method.name).deal(run, network, ranks, round, checkpoint.header.shares_in(ranks, round))
-    units = {name: [_units(part) for part in parts] for name, parts in partition.units.items()}
-    return {"ranks": ranks, "round": round, "units": units}
-
-
-def _units(part: np.ndarray) -> dict[str, Any]:
-    return {"count": len(part), "first": part[:FIRST_UNITS].tolist()}
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from istmpi import comm
 from istmpi.checkpoint.saver import Saver
+from istmpi.cli.output import SECONDS_BETWEEN_LINES
 from istmpi.cli.run_facts import banner, outcome, round_line
 from istmpi.cli.run_options import Showing
 from istmpi.errors import IstmpiError
@@ -28,7 +29,6 @@ from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
 
-SECONDS_BETWEEN_LINES = 10
 LONGEST_ROUNDS = 4 * 3600.0
 """Seconds of speed that the bar remembers: two rounds in them tell the time left."""
 
@@ -37,7 +37,7 @@ class LiveView:
     """A bar over the rounds of a run, and below it as many figures as the terminal's width has room for."""
 
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
-        self._console, self._several = console, len(hosts) > 1
+        self._console, self._several, self._score, self._line = console, len(hosts) > 1, "", ""
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.MofNCompleteColumn(),
@@ -49,33 +49,26 @@ class LiveView:
             speed_estimate_period=LONGEST_ROUNDS,
         )
         self._task = self._bar.add_task(title, total=rounds)
-        self._figures: list[str] = []
-        self._score = ""
         self._live = Live(console=console, get_renderable=self.view, transient=True)
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
-        """Show the figures of a finished round, those that matter most first."""
+        """Show the figures of a finished round that fit whole into a line, those that matter most first."""
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
             self._score = f"{progress.score_name} {scored.score:.4f}"
-        self._figures = [f"loss {progress.loss:.4f}", self._score]
-        last = progress.last_round
+        figures, last = [f"loss {progress.loss:.4f}", self._score], progress.last_round
         if last and last.rates:
-            examples, sent = last.rates
-            self._figures += [f"{number(examples)} examples/s", f"{size(sent)}/s" * self._several]
-        if self._score:
-            self._figures.append(f"evaluate {progress.evaluating:.0%}")
-        self._figures.append(str(progress.slowest or ""))
+            figures += [f"{number(last.rates[0])} examples/s", f"{size(last.rates[1])}/s" * self._several]
+        figures += [f"evaluate {progress.evaluating:.0%}" * bool(self._score), str(progress.slowest or "")]
+        self._line = ""
+        for figure in filter(None, figures):
+            longer = f"{self._line}  {figure}".lstrip()
+            if cell_len(longer) <= self._console.width:
+                self._line = longer
 
     def view(self) -> Group:
-        """The bar, and those figures that fit whole into a line."""
-        line = ""
-        for figure in filter(None, self._figures):
-            longer = f"{line}  {figure}" if line else figure
-            if cell_len(longer) <= self._console.width:
-                line = longer
-        return Group(self._bar.get_renderable(), Text(line))
+        return Group(self._bar.get_renderable(), Text(self._line))
 
 
 class TrainingDisplay(Watch):
@@ -168,14 +161,12 @@ class TrainingDisplay(Watch):
         self._print_facts({"plots": drawn})
 
     def _print_facts(self, facts: Mapping[str, str]) -> None:
-        """Print facts, on a terminal in a column of their own that is broken between words."""
         table = Table.grid(padding=(0, 1))
         table.add_column(min_width=10, no_wrap=True, style="bold")
         table.add_column(overflow="fold")
         for name, fact in facts.items():
-            if self._terminal:
-                table.add_row(name, escape(one_line(fact)))
-            else:
+            table.add_row(name, escape(one_line(fact)))
+            if not self._terminal:  # no line is broken in a log
                 self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
         if self._terminal:
             self._console.print(table)

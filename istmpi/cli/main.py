@@ -122,8 +122,6 @@ def _open_what_is_closed() -> None:
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
-    """A display of warnings: one line from the first rank for something that has a new name, else ``others``."""
-
     def show(message: Warning, category: type[Warning], *about: object) -> None:
         if not issubclass(category, RenamedWarning):
             others(message, category, *about)
@@ -172,6 +170,9 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
+    "--csv": "; use --json.",
+    "--profile": "; metrics.jsonl has each phase and rank.",
+    "--exit-threshold": "; predictions are those of the last exit.",
 }
 
 

@@ -11,8 +11,7 @@ Decorator = Callable[[Callable], Callable]
 
 
 def flag(name: str, help: str) -> Decorator:
-    """A switch that is off; its variable begins with as_ where its name is that of a format."""
-    names = [name, f"as_{name[2:]}"] if name in ("--json", "--csv") else [name]
+    names = [name, "as_json"] if name == "--json" else [name]
     return click.option(*names, is_flag=True, help=help)
 
 
@@ -24,7 +23,6 @@ def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
 def whole(
     name: str, metavar: str, help: str, least: int | None = None, largest: int = MOST_WHOLE, **settings: Any
 ) -> Decorator:
-    """An option with a whole number."""
     return text(name, metavar, help, type=WholeRange(least, largest), **settings)
 
 
@@ -42,7 +40,6 @@ def real(
 
 
 as_json = flag("--json", "Print JSON for other programs.")
-as_csv = flag("--csv", "Print the figures as CSV.")
 plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")

@@ -1,10 +1,9 @@
 """The console, and what several commands print: notes, JSON, progress of work that is no training, damaged files."""
 
-import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +26,6 @@ Report = Callable[[str, int, int], None]
 
 
 def console(**settings: Any) -> Console:
-    """A console that shows texts as they are."""
     return Console(emoji=False, highlight=False, **settings)
 
 
@@ -42,12 +40,10 @@ def table(*columns: str) -> Table:
 
 
 def say(text: object, err: bool = False) -> None:
-    """Print one line."""
     click.echo(one_line(text), err=err)
 
 
 def note(text: object) -> None:
-    """Print a remark of istmpi's on the standard error."""
     say(f"istmpi: {text}", err=True)
 
 
@@ -56,13 +52,6 @@ def print_json(value: object) -> None:
     print(
         json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
     )
-
-
-def print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Print rows with the first one's columns, or the header alone where there are none."""
-    writer = csv.DictWriter(sys.stdout, rows[0] if rows else columns)
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 @contextmanager

@@ -35,11 +35,11 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         from istmpi.checkpoint.initial import fit_of
 
         begun = fit_of(Path(run.train.init), network).lines
-    exact = run_bytes(run, network, ranks, planned.smaller)
+    figures = _figures(run, network, costs, alone) | {"sent_bytes": run_bytes(run, network, ranks, planned.smaller)}
     if as_json:
-        print_json(_figures(run, network, costs, alone) | {"sent_bytes": exact} | ({"init": begun} if begun else {}))
+        print_json(figures | ({"init": begun} if begun else {}))
         return
-    tables.plan(console(), run, network, costs, alone, exact)
+    tables.plan(console(), run, network, figures)
     for line in begun:
         print(one_line(line))
 
@@ -57,6 +57,8 @@ def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]]
                 "local_steps": phase.local_steps,
                 "examples": rounds * phase.local_steps * phase.examples_per_step,
                 "round_bytes": phase.round_bytes,
+                "flops_per_local_step": phase.flops("products"),
+                "side": phase.side,
                 "sent_bytes": phase.sent_bytes(before, rounds),
             }
         )

@@ -11,7 +11,6 @@ from istmpi.errors import ConfigError
 from istmpi.foreign import MOST, in_ascii_digits, one_line, whole_number
 
 MOST_UNITS = 2**40
-"""The widest layer that there can be."""
 MOST_WHOLE = 2**63 - 1
 MOST_RANKS = 100_000
 TINY = 1e-9
@@ -112,7 +111,6 @@ def ranks(option: str, text: str) -> list[int]:
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
-    """The lengths of an example's axes: ``3x32x32``."""
     return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, as 3x32x32"))
 
 

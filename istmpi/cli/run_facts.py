@@ -64,7 +64,6 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
 
 
 def _evaluations(training: Training) -> str:
-    """Return when and on how much the network is evaluated, and the part of the run's FLOPs that this takes."""
     run, data, evaluator = training.run, training.dataset, training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
     words = f"every {every} rounds" if every > 1 else "every round"

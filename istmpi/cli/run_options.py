@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi import __version__
-from istmpi.cli.completion import complete_assignment, complete_runs, complete_values
 from istmpi.cli.options import flag, real, text
 from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
@@ -59,26 +58,22 @@ OPTIONS = {
 """The setting of each option, and the name of its value in help."""
 
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
-"""Options that change no cost of a round."""
 
 DEFAULT = "digits"
-"""The run that is meant where none is named."""
-run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+run_argument = click.argument("run", required=False)
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
     assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
-    command = click.option("--set", "assignments", shell_complete=complete_assignment, **assigning)(command)
+    command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            shown = {"metavar": metavar, "help": _help(setting)}
-            command = click.option(option, shell_complete=complete_values(setting), **shown)(command)
+            command = click.option(option, metavar=metavar, help=_help(setting))(command)
     return command
 
 
 def _help(setting: str) -> str:
-    """The sentence about a setting, the names of a choice, and its default where that is a number or a word."""
     hint, default = type_of(setting), _defaults()[setting]
     text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
     if default in (None, "", ()) or "by default" in text:
@@ -163,13 +158,10 @@ class Showing:
     progress: str | None = None
     """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
     quiet: bool = False
-    """Print errors and warnings alone."""
     verbose: bool = False
-    """Print a line for every round, with all figures."""
     as_json: bool = False
     """Print the outcome as JSON on the standard output, and everything else on the standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
-    """The time when the command began, by `time.monotonic`."""
 
     def begins(self, work: str) -> None:
         """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""
@@ -206,8 +198,7 @@ def watching(command: Callable) -> Callable:
     logging = text(
         "--log",
         "NAME",
-        "Also log each round with another program; may be given several times. csv: metrics.csv in the run's folder.  "
-        f"[{' | '.join(LOGGERS)}]",
+        f"Also log each round with another program; may be given several times.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
     )

@@ -15,8 +15,7 @@ SHARE = Fraction(1, 10)
 """The largest share of a run's FLOPs for its evaluations, as far as the size of that sample decides."""
 LEAST_SAMPLED = 64
 """Fewer examples would leave the moments to chance."""
-FREE = 2**28
-"""FLOPs of a rank that take a fraction of a second."""
+FREE = 2**28  # FLOPs: a fraction of a second
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:

@@ -19,7 +19,6 @@ from istmpi.foreign import Fields, is_figure, printable
 FORMAT = "istmpi cluster"
 VERSION = 1
 LEAST = 1e-9
-"""The least amount of memory, money or power."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,6 @@ class Cluster:
     deal_seconds: float = 0.0
     """The time that a round takes to deal and plan anew."""
     memory: float | None = None
-    """The memory of a rank, in bytes."""
-    price: float | None = None
-    """The price of a node for an hour; a node is a rank."""
-    watts: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
@@ -78,7 +73,6 @@ class Cluster:
             )
 
     def save(self, path: Path) -> None:
-        """Write it as a file that `load` reads."""
         tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         with appearing(path) as file:
             file.write(json.dumps(tree, indent=1).encode() + b"\n")
@@ -91,16 +85,16 @@ def load(path: Path) -> Cluster:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
         raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
-    _require_known(file, {"format", "version", *(entry.name for entry in fields(Cluster))})
+    earlier = {"price", "watts"}  # of earlier versions
+    _require_known(file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
     links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
     extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
-    for name in ("memory", "price", "watts"):
-        if name in file and file.value(name) is not None:
-            extras[name] = file.figure(name, LEAST)
+    if "memory" in file and file.value("memory") is not None:
+        extras["memory"] = file.figure("memory", LEAST)
     measured = file.value("measured") if "measured" in file else {}
     return Cluster(file.text("name"), file.text("source"), links, tuple(map(float, flops)), **extras, measured=measured)
 
@@ -117,7 +111,6 @@ def _require_known(file: Fields, known: set[str]) -> None:
 
 
 _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.name)
-"""Names of the times that a file may have beside its links."""
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:
@@ -134,36 +127,19 @@ def preset(name: str) -> Cluster:
 
 
 def _preset(
-    name: str, source: str, gigabits: float, latency: float, flops: float = 250e9, **settings: float
-) -> tuple[str, Cluster]:
-    return name, Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), **settings)
+    name: str, source: str, gigabits: float, latency: float, flops: float, memory: float | None = None
+) -> Cluster:
+    return Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), memory=memory)
 
 
-PRESETS: dict[str, Cluster] = dict(
-    [
-        _preset(
-            "m5.2xlarge",
-            "8 vCPU, 32 GiB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; FLOP/s assumed; on-demand price recalled",
-            2.5,
-            100e-6,
-            250e9,
-            memory=32 * 2**30,
-            price=0.384,
-        ),
-        _preset(
-            "p3.2xlarge",
-            "one V100 of 16 GB; 2.5 Gbit/s baseline, 10 Gbit/s in bursts; three quarters of 15.7 TFLOP/s assumed; "
-            "on-demand price recalled",
-            2.5,
-            100e-6,
-            11.8e12,
-            memory=16e9,
-            price=3.06,
-        ),
-        _preset("1gbit", "nominal rate; latency and FLOP/s assumed", 1, 100e-6),
-        _preset("10gbit", "nominal rate; latency and FLOP/s assumed", 10, 50e-6),
-        _preset("25gbit", "nominal rate; latency and FLOP/s assumed", 25, 20e-6),
-        _preset("100gbit", "nominal rate; latency and FLOP/s assumed", 100, 5e-6),
-        _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
-    ]
+_AWS, _NOMINAL = "2.5 Gbit/s baseline, 10 Gbit/s in bursts", "nominal rate; latency and FLOP/s assumed"
+_ALL = (
+    _preset("m5.2xlarge", f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed", 2.5, 100e-6, 250e9, 32 * 2**30),
+    _preset("p3.2xlarge", f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed", 2.5, 100e-6, 11.8e12, 16e9),
+    _preset("1gbit", _NOMINAL, 1, 100e-6, 250e9),
+    _preset("10gbit", _NOMINAL, 10, 50e-6, 250e9),
+    _preset("25gbit", _NOMINAL, 25, 20e-6, 250e9),
+    _preset("100gbit", _NOMINAL, 100, 5e-6, 250e9),
+    _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
 )
+PRESETS: dict[str, Cluster] = {cluster.name: cluster for cluster in _ALL}

@@ -1,6 +1,6 @@
-"""The whole cost of several methods at several numbers of ranks, as flat rows for tables, files and plots."""
+"""The cost of several methods at several numbers of ranks, as flat rows for tables, files and plots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,6 @@ class Scenario:
     architecture: Architecture
     cluster: Cluster
     examples: int
-    """Examples of an epoch."""
     shared_batch: bool = False
     """True if synchronous methods divide train.batch among the ranks."""
 
@@ -35,7 +34,6 @@ class Scenario:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def seconds(self, method: str, ranks: int) -> float:
-        """Return the seconds of an epoch."""
         return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:
@@ -86,7 +84,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
     steps, examples = plan.local_steps, plan.examples_per_step
     time = round_time(plan, scenario.cluster)
     epoch = time.total * scenario.examples / float(steps * examples)
-    largest, cluster = plan.largest, scenario.cluster
+    largest = plan.largest
     products = plan.flops("products", "first_input_gradient")
     received = plan.received_elements
     row: Row = {
@@ -97,22 +95,13 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         # The paper counts so: one way, own elements included.
         "received_floats_per_step": received / steps,
         "received_floats_per_step_and_rank": received / steps / ranks,
-        "received_floats_per_example": received / steps / examples,
-        "received_floats_per_round": received,
-        # There and back, own elements included; then what MPI is handed.
-        "both_ways_floats_per_step": 2 * received / steps,
         "sent_bytes_per_step": plan.round_bytes / steps,
         "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,
-        "sent_bytes_per_example": plan.round_bytes / steps / examples,
         "sent_bytes_per_round": plan.round_bytes,
         "sent_bytes_at_start": plan.start_bytes,
-        "messages_per_round_and_rank": plan.messages,
         "flops_per_step": products,
-        "flops_per_step_and_rank": products / ranks,
         "flops_per_example": products / examples,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
-        "normalisation_flops_per_step": plan.flops("normalisation"),
-        "optimizer_flops_per_step": plan.flops("optimizer"),
         "trained_share_per_round": plan.held.trained_share,
         "memory_bytes": largest.memory.total,
         **{
@@ -126,10 +115,6 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "speed_up": alone / epoch,
         "efficiency": alone / epoch / ranks,
     }
-    if cluster.price is not None:
-        row["price_per_epoch"] = epoch / 3600 * cluster.price * ranks
-    if cluster.watts is not None:
-        row["kwh_per_epoch"] = epoch / 3.6e6 * cluster.watts * ranks
     return {key: _plain(value) for key, value in row.items()}
 
 
@@ -137,65 +122,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | float):
         return value
     return int(value) if value == int(value) else float(value)
-
-
-def first_ranks(scenario: Scenario, method: str, rival: str, most: int) -> int | None:
-    """Find the fewest ranks, from 2, at which a method's epoch is shorter than a rival's; None where it never is."""
-    last = min(most, scenario.most_ranks(method) or most, scenario.most_ranks(rival) or most)
-    return _first(lambda ranks: scenario.seconds(method, ranks) < scenario.seconds(rival, ranks), 2, last)
-
-
-def first_local_steps(scenario: Scenario, method: str, rival: str, ranks: int, most: int = 10_000) -> int | None:
-    """Find the fewest local steps at which a method's epoch is shorter than a rival's; None where it never is."""
-
-    def wins(local_steps: int) -> bool:
-        other = replace(scenario, run=scenario.run.override({"method.local_steps": local_steps}))
-        return other.seconds(method, ranks) < other.seconds(rival, ranks)
-
-    return _first(wins, 1, most)
-
-
-def _first(holds: Callable[[int], bool], least: int, most: int) -> int | None:
-    """Find the first number for which ``holds`` is true: in steps of a tenth, then by halving before the hit."""
-    before, number = least - 1, least
-    while before < most:
-        if holds(number):
-            while number - before > 1:
-                middle = (before + number) // 2
-                before, number = (before, middle) if holds(middle) else (middle, number)
-            return number
-        before, number = number, min(max(number + 1, number * 11 // 10), most)
-    return None
-
-
-def widest(scenario: Scenario, method: str, ranks: int, memory: float) -> dict[str, int] | None:
-    """Find the lengths of the largest network, all dealt widths scaled alike, that fits every rank's ``memory``.
-
-    The result is None where not even a unit for each rank fits, or no width can be scaled. Activations count, the
-    process with its libraries does not.
-    """
-    full, groups = scenario.architecture.lengths, scenario.architecture.groups
-    if not groups:
-        return None
-    dealt = counted(method).groups(scenario.run, scenario.architecture)
-
-    def scaled(thousandths: int) -> dict[str, int]:
-        return {**full, **{name: full[name] * thousandths // 1000 for name in groups}}
-
-    def deals(lengths: dict[str, int]) -> bool:
-        return all(lengths[name] >= (ranks if name in dealt else 1) for name in groups)
-
-    def fits(thousandths: int) -> bool:
-        lengths = scaled(thousandths)
-        if not deals(lengths):
-            return True  # too narrow for the ranks: wider ones decide
-        other = resized(scenario.architecture, lengths)
-        return cost(scenario.run, other, ranks, method, scenario.shared_batch).largest.memory.total <= memory
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return scaled(low) if deals(scaled(low)) else None

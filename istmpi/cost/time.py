@@ -50,7 +50,6 @@ class Exchange:
     hidden: float
 
     def waited(self) -> float:
-        """Seconds that ranks wait for it."""
         return max(self.fixed + self.nbytes * self.link.seconds_per_byte - self.hidden, 0)
 
 

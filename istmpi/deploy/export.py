@@ -17,7 +17,7 @@ from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
 from istmpi.data.offsets import named
 from istmpi.deploy.fitting import changed_source, runnable
-from istmpi.deploy.layers import Layer, State, Values, chain_state, own_state
+from istmpi.deploy.layers import State, Values, chain_state, own_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, save, whole_state
 from istmpi.errors import ConfigError, did_you_mean
@@ -34,11 +34,8 @@ class Export:
 
     path: Path
     bytes: int
-    layers: list[Layer]
     beside: Path | None = None
-    """A second file: the first shard of the tensors, or the program beside the state."""
     note: str = ""
-    """A warning for the user."""
 
 
 @dataclass(frozen=True)
@@ -125,18 +122,13 @@ def export(
         files = [target.with_name(name) for name in parts]
         for file in files:
             require_free(file, force)
-        sharded = target not in files
-        if sharded:
-            files[0].unlink(missing_ok=True)  # never an older index of these shards
         with ExitStack() as stack:
             # The other files take their names before the first, which refers to them.
             opened = [stack.enter_context(appearing(file)) for file in files]
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
-        if sharded:
-            target.unlink(missing_ok=True)  # readers take one file before an index
     size = sum(file.stat().st_size for file in files)
-    return Export(files[0], size, state.layers, next(iter(files[1:]), None), note)
+    return Export(files[0], size, next(iter(files[1:]), None), note)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
@@ -154,40 +146,20 @@ def _require_exact(checkpoint: Checkpoint) -> None:
 
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64"}
 _SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
-"""The format's names of the types of weights and buffers."""
 
-SHARD = 5 * 10**9
-"""The bytes of tensors in one safetensors file, as Hugging Face has it; a longer tensor has a file of its own."""
 ONNX_LIMIT = 2**31 - 2**20
 """The bytes of tensors in an ONNX file, a message of at most 2 GiB with the graph."""
 
 
 def _safetensors(content: Content, name: str) -> Parts:
-    """A file, or above `SHARD` several and an index of them, as transformers and accelerate read them."""
     content.require_state()
-    shards: list[dict[str, Values]] = [{}]
     for key, values in content.state.tensors.items():
         if values.dtype not in _SAFETENSORS:
             raise ConfigError(
                 f"{content.checkpoint.path}: {key} is of {values.dtype}, which safetensors does not know. Use --to "
                 f"npz or torch."
             )
-        if shards[-1] and _size(shards[-1]) + values.nbytes > SHARD:
-            shards.append({})
-        shards[-1][key] = values
-    metadata = content.metadata(of_state=True)
-    if len(shards) == 1:
-        return {name: partial(_write_safetensors, shards[0], metadata)}
-    stem = name.removesuffix(".safetensors")
-    names = [f"{stem}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    index = {
-        "metadata": {"total_size": sum(map(_size, shards)), **metadata},
-        "weight_map": {key: file for file, shard in zip(names, shards) for key in shard},
-    }
-    text = json.dumps(index, indent=2).encode()
-    # Readers of shards refuse a format that they do not know.
-    writers = [partial(_write_safetensors, shard, {"format": "pt"}) for shard in shards]
-    return {f"{stem}.safetensors.index.json": lambda file: file.write(text)} | dict(zip(names, writers))
+    return {name: partial(_write_safetensors, content.state.tensors, content.metadata(of_state=True))}
 
 
 def _size(tensors: Mapping[str, Values]) -> int:
@@ -195,7 +167,6 @@ def _size(tensors: Mapping[str, Values]) -> int:
 
 
 def _write_safetensors(tensors: Mapping[str, Values], metadata: Mapping[str, str], file: BinaryIO) -> None:
-    """Write the length of a JSON header, the header, and the tensors one after the other."""
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for key, values in tensors.items():
@@ -240,7 +211,6 @@ def _torch(content: Content, name: str) -> Parts:
 
 
 def _onnx(content: Content, name: str) -> Parts:
-    """A model by PyTorch's exporter, from the program; ConfigError where its weights do not fit one file."""
     size, path = _size(content.state.tensors), content.checkpoint.path
     if size > ONNX_LIMIT:
         raise ConfigError(

@@ -1,18 +1,12 @@
-"""A subnet of a checkpoint's network as a network of its own: a checkpoint that every command can use."""
-
-from __future__ import annotations
+"""The subnet of a rank as a network of its own: a checkpoint that every command can use."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import floor
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from istmpi import rng
-from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.saver import commit_alone
 from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
@@ -20,204 +14,98 @@ from istmpi.config import Run
 from istmpi.data.sources import RANK
 from istmpi.deploy.fitting import changed_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
-from istmpi.engine.axes import narrowed
 from istmpi.engine.layout import part_of
 from istmpi.engine.partition import Partition
-from istmpi.engine.slots import Slot, kinds_of, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
-from istmpi.files import appearing, require_free
+from istmpi.files import require_free
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
-from istmpi.models.narrow import Narrow, narrow_module, require_same_outputs
+from istmpi.models.narrow import narrow_module, require_same_outputs
 from istmpi.models.norms import calibrate, moments_of
-
-Units = Mapping[str, np.ndarray]
-"""The units, sorted, that a subnet has of each unit group that is dealt out."""
-
-
-@dataclass(frozen=True)
-class OfRank:
-    """The subnet of a rank of ``ranks``, by default those that saved, in a round, by default the last one trained."""
-
-    rank: int
-    ranks: int | None = None
-    round: int | None = None
-    """The number of the round, from 0."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of the units of each group, drawn at random: one at least."""
-
-    share: float
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """The files that were written."""
-
-    path: Path
-    run: Path
-    """The file of the run that the network can be trained on with."""
-    bytes: int
-    subnet: str
-    """The subnet, in words."""
-    units: Mapping[str, tuple[int, int]]
-    """The number of units in the subnet and in the network, of each group that is dealt out."""
-    calibrated_on: str
-    """The data; empty where nothing had to be calibrated."""
-    note: str
-    """A warning for the user."""
 
 
 def extract(
     path: str | os.PathLike,
     target: Path,
-    which: OfRank | Share,
+    rank: int,
+    ranks: int | None = None,
     calibrate_on: str | None = None,
     force: bool = False,
     model: str | None = None,
-) -> Extraction:
-    """Write a subnet of a checkpoint's network as a checkpoint of its own, and the file of its run beside it.
+) -> tuple[str, str]:
+    """Write the subnet that a rank of ``ranks`` held in the last round as a checkpoint; say which, and a warning.
 
-    It computes what the subnet computes in training. What is normalised over the batch is calibrated on the training
-    split of the run's data, or of ``calibrate_on``. ``model`` names the class of a network of one's own, which is then
-    run. Raises DataError for a checkpoint or data that cannot be used, ConfigError for a subnet or a target that cannot
-    be, OutputError where writing fails.
+    What is normalised over the batch is calibrated on ``calibrate_on``, by default the run's data. Raises DataError for
+    a checkpoint or data that cannot be used, ConfigError for a subnet or a target that cannot be.
     """
-    beside = target.with_suffix(".toml")
-    for file in (target, beside):
-        require_free(file, force)
+    require_free(target, force)
     with open_checkpoint(path) as checkpoint:
-        whole = runnable(checkpoint, model)
-        units, words = _chosen(checkpoint, whole, which)
+        header, whole = checkpoint.header, runnable(checkpoint, model)
+        ranks = ranks or header.ranks
+        if rank >= ranks:
+            raise ConfigError(f"--rank {rank} with --ranks {ranks}: ranks are numbered from 0 to {ranks - 1}.")
+        run, round = _dealing(checkpoint, whole)
+        units = dict(spec_of(run.method.name).deal(run, whole, ranks, round, header.shares_in(ranks, round)).held(rank))
         checkpoint.require_valid()
-        narrow = _narrow(checkpoint, whole, units)
-        store = _filled(checkpoint, whole, units, narrow)
-        header = _header(checkpoint.header, narrow, words)
-        moments, source = _calibrated(checkpoint, narrow.network, store, calibrate_on)
-        norms = narrow.network.batch_norms
-        commit_alone(target, header, [*model_pieces(store), *deployment_pieces(moments, norms, checkpoint.inputs, 0)])
-    with appearing(beside) as file:
-        file.write(header.run.toml().encode())
-    counts = {name: (len(held), whole.lengths[name]) for name, held in units.items()}
-    return Extraction(target, beside, target.stat().st_size, words, counts, source, changed_source(whole))
+        # A rank that trains the full network trains the one that is evaluated, as in `Method.build`.
+        everything = all(len(held) == whole.lengths[group] for group, held in units.items())
+        scale = header.full_scale if everything else header.scale
+        narrow, parts = narrow_module(whole, units, scale), _parts(checkpoint, whole, units)
+        require_same_outputs(whole, units, scale, narrow, parts)
+        network = narrow.network
+        store = ParameterStore(network.parameters, network.lengths, 1, 0)
+        store.scale = narrow.scale
+        for name, part in parts.items():
+            store.tensors[name].copy_(part * narrow.folded[name])
+        moments = _calibrated(checkpoint, network, store, calibrate_on)
+        words = f"rank {rank} of {ranks} in round {round}"
+        tree = header.run.tree()
+        tree["model"] |= narrow.settings
+        tree["name"] = f"{header.run.name.encode()[:120].decode(errors='ignore')}-{words.replace(' ', '-')}"
+        tree["method"].pop("shares", None)  # of each rank of another job
+        its_run, network_tree = Run.from_tree({**tree, "output": {}}, tree["name"]), network.table.tree()
+        header = replace(header, run=its_run, ranks=1, local_step=0, network=network_tree, scale=narrow.scale)
+        header = replace(header, fitted={}, shares={})
+        deployed = deployment_pieces(moments, network.batch_norms, checkpoint.inputs, 0)
+        commit_alone(target, header, [*model_pieces(store), *deployed])
+    counts = (f"{name} {len(held)} of {whole.lengths[name]}" for name, held in units.items())
+    return ", ".join([words, *counts]), changed_source(whole)
 
 
-def _chosen(checkpoint: Checkpoint, whole: Architecture, which: OfRank | Share) -> tuple[Units, str]:
-    """The units of a subnet, and which subnet that is, in words."""
-    if isinstance(which, Share):
-        run, _ = _dealing(checkpoint, whole, None)
-        units = {}
-        for name in spec_of(run.method.name).groups(run, whole):
-            length = whole.lengths[name]
-            order = rng.permutation(length, rng.key(which.seed, "extract", name))
-            units[name] = np.sort(order[: max(floor(which.share * length + 0.5), 1)])
-        return units, f"share {which.share:g} of seed {which.seed}"
-    ranks = checkpoint.header.ranks if which.ranks is None else which.ranks
-    if which.rank >= ranks:
-        raise ConfigError(f"--rank {which.rank} with --ranks {ranks}: ranks are numbered from 0 to {ranks - 1}.")
-    run, round = _dealing(checkpoint, whole, which.round)
-    shares = checkpoint.header.shares_in(ranks, round)
-    deal = spec_of(run.method.name).deal(run, whole, ranks, round, shares)
-    return dict(deal.held(which.rank)), f"rank {which.rank} of {ranks} in round {round}"
-
-
-def _dealing(checkpoint: Checkpoint, whole: Architecture, round: int | None) -> tuple[Run, int]:
-    """The run with the method that dealt units out in a round, by default the last one trained that has a deal."""
-    header, first, dealing = checkpoint.header, 0, []
-    if round is not None and round >= header.run.train.rounds:
-        raise ConfigError(f"--round {round}: the rounds of {checkpoint.path} are 0 to {header.run.train.rounds - 1}.")
-    done = header.round
-    for name, rounds in header.run.phases():
-        run, last = header.run.override({"method.name": name}), first + rounds - 1
-        if spec_of(name).groups(run, whole) and rounds:
-            if round is None and (first < done or not dealing):
-                dealing.append((run, max(min(last, done - 1), first)))
-            elif round is not None and first <= round <= last:
-                dealing.append((run, round))
+def _dealing(checkpoint: Checkpoint, whole: Architecture) -> tuple[Run, int]:
+    """The run with the method that dealt units out last, and the last round of that method."""
+    run, first, dealing = checkpoint.header.run, 0, None
+    for name, rounds in run.phases():
+        phase, last = run.override({"method.name": name}), min(first + rounds, checkpoint.header.round) - 1
+        if spec_of(name).groups(phase, whole) and (last >= first or dealing is None):
+            dealing = phase, max(last, first)
         first += rounds
-    if not dealing:
-        when, cure = ("in its run", "") if round is None else (f"in round {round}", ", or another round")
+    if dealing is None:
         raise ConfigError(
-            f"{checkpoint.path}: nothing was dealt out {when} (method.name = {header.run.method.name!r}), so that it "
-            f"has no subnets. Give a network that was trained with ist{cure}."
+            f"{checkpoint.path}: nothing was dealt out in its run (method.name = {run.method.name!r}), so that it has "
+            f"no subnets. Give a network that was trained with ist."
         )
-    return dealing[-1]
+    return dealing
 
 
-def _narrow(checkpoint: Checkpoint, whole: Architecture, units: Units) -> Narrow:
-    """The network that is written, at first without weights."""
-    header = checkpoint.header
-    lengths = narrowed(whole.lengths, whole.parameters, units)
-    # A rank that trains the full network trains the one that is evaluated, as in `istmpi.methods.base.Method.build`.
-    everything = all(lengths[group] == whole.lengths[group] for group in whole.groups)
-    scale = header.full_scale if everything else header.scale
-    narrow = narrow_module(whole, units, scale)
-    require_same_outputs(whole, units, scale, narrow, _parts(checkpoint, whole, units, narrow.names))
-    return narrow
-
-
-def _parts(
-    checkpoint: Checkpoint, whole: Architecture, units: Units, names: Mapping[str, str]
-) -> dict[str, torch.Tensor]:
+def _parts(checkpoint: Checkpoint, whole: Architecture, units: Mapping) -> dict[str, torch.Tensor]:
     layout = Partition(whole.lengths, {name: (held,) for name, held in units.items()}, 1)
     return {
-        name: part_of(
-            torch.from_numpy(checkpoint.tensors[source].rows()), layout, whole.parameters[parameter_of(source)], 0
-        )
-        for name, source in names.items()
+        name: part_of(torch.from_numpy(checkpoint.tensors[name].rows()), layout, parameter, 0)
+        for name, parameter in whole.parameters.items()
     }
-
-
-def _filled(checkpoint: Checkpoint, whole: Architecture, units: Units, narrow: Narrow) -> ParameterStore:
-    """The network's weights, and the optimizer's state that its run keeps between rounds."""
-    network, run = narrow.network, checkpoint.header.run
-    store = ParameterStore(network.parameters, network.lengths, 1, 0)
-    store.scale = narrow.scale
-    phases = [(spec_of(name), run.override({"method.name": name})) for name, _ in run.phases()]
-    kept = {kind for spec, its in phases for kind in spec.slots(its)}
-    slots = {
-        Slot(name, kind): Slot(source, kind)
-        for name, source in narrow.names.items()
-        for kind in kinds_of(checkpoint.tensors)
-        if kind in kept and Slot(source, kind) in checkpoint.tensors
-    }
-    store.add_slots(slots)
-    for name, part in _parts(checkpoint, whole, units, narrow.names | slots).items():
-        store.tensors[name].copy_(part * narrow.folded.get(name, 1.0))
-    return store
 
 
 def _calibrated(
     checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None
-) -> tuple[Moments, str]:
-    """The moments of the batch normalisations, and the data whose training split gave them."""
+) -> Moments:
     if not network.batch_norms:
-        return {}, ""
+        return {}
     source = calibrate_on or checkpoint.header.run.data.source
     if RANK in source:
         raise ConfigError(f"{checkpoint.path}: each rank had data of its own, {source}. Give --calibrate-on FILE.")
     built = with_values(network, store)
     layers = network.batch_norm_layers(built)
     calibrate(built, layers, calibration_inputs(checkpoint, source, network.example_shape), moments_of)
-    return {name: layer.moments for name, layer in layers.items()}, source
-
-
-def _header(header: Header, narrow: Narrow, words: str) -> Header:
-    """The header for the ``narrow`` network, as if one rank had saved it between two rounds; ``words`` end its name."""
-    network, tree = narrow.network, header.run.tree()
-    tree["model"] |= narrow.settings
-    start = header.run.name.encode()[:120].decode(errors="ignore")  # a name has 200 bytes at most
-    tree["name"] = f"{start}-{words.replace(' ', '-')}"
-    tree["output"] = {}
-    tree["method"].pop("shares", None)  # of each rank of another job
-    if (dealt := tree["method"].pop("partition", None)) is not None:
-        kept = [group for group in network.groups if narrow.groups.get(group) in dealt]
-        tree["method"] |= {"partition": kept} if kept else {}
-    run = Run.from_tree(tree, tree["name"])
-    return replace(
-        header, run=run, ranks=1, local_step=0, scale=narrow.scale, fitted={}, network=network.table.tree(), shares={}
-    )
+    return {name: layer.moments for name, layer in layers.items()}

@@ -75,7 +75,6 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
 
 
 def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
-    """Describe the features or outputs that lack the offset of training and are rounded to float32; empty if none."""
     normalisation = checkpoint.normalisation
     for what, trained, here in (
         ("feature", normalisation and normalisation.offset, data.offset),

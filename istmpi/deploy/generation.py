@@ -19,12 +19,9 @@ from istmpi.exits import outputs_of
 from istmpi.foreign import MEGABYTE, content, reading
 
 PROMPT_BYTES = 64 * MEGABYTE
-"""The limit of a prompt's size."""
 _INPUT = "-"
-"""The name of the standard input."""
 
 Following = Callable[[Sequence[int]], np.ndarray]
-"""A function from tokens to the logits ``[vocabulary]`` of the next one."""
 
 
 def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:

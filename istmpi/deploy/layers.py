@@ -22,7 +22,6 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.norms import BatchNorm
 
 _CHUNK = 2**24
-"""Bytes that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ class State:
 
     @property
     def tensors(self) -> dict[str, Values]:
-        """Every tensor by its name in the network's state."""
         return {_name(layer.name, key): values for layer in self.layers for key, values in layer.tensors.items()}
 
 
@@ -122,7 +120,6 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
 
 
 def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
-    """A batch normalisation that only multiplies and adds."""
     settings = {"num_features": len(tensors["running_mean"]), "eps": 0.0, "affine": affine}
     return Layer(name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()})
 
@@ -132,7 +129,6 @@ def _running(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
 
 
 def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
-    """The plain layer for a module of ours, and how it is made."""
     if isinstance(module, BatchNorm):
         return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": module.weight is not None}
     if isinstance(module, nn.Linear):
@@ -193,7 +189,6 @@ def _name(path: str, key: str) -> str:
 
 
 def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
-    """The buffers of a module that its state has."""
     buffers = {}
     for key, values in layer.named_buffers(recurse=False):
         if key in layer._non_persistent_buffers_set:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,12 @@ from istmpi.data.offsets import less
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.fitting import changed_source, fitting_data, runnable
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 from istmpi.evaluation.sample import calibration_rows, sampled_of
-from istmpi.exits import entropies, exit_taken, normalised_entropy, outputs_of
+from istmpi.exits import outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
-from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,21 +40,17 @@ class CalibratedNetwork:
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
         architecture = runnable(checkpoint, model)
         self.note = changed_source(architecture)
-        """A warning for the user; empty where there is none."""
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
         self.module = with_values(architecture, store)
-        """The network itself, for examples as its ``forward`` takes them."""
         # The file may be closed by the time that examples come.
         self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
-        self._stops: list[nn.Module] | None = None
-        """The modules whose outputs are those of the early exits, once they are known."""
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         norms = architecture.batch_norm_layers(self.module)
         if calibrate_on is None:
@@ -66,7 +60,6 @@ class CalibratedNetwork:
             inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape)
             calibrate(self.module, norms, inputs, moments_of)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
-        """Mean and variance of every unit of the batch normalisations."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
@@ -94,66 +87,20 @@ class CalibratedNetwork:
 
     @torch.no_grad()
     def of_rows(self, rows: Ragged) -> torch.Tensor:
-        """The outputs ``[b, outputs]`` for sparse rows."""
         none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
         batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
         return outputs_of(self.module(*batch.to("cpu", self._dtype).inputs))[-1]
 
     @torch.no_grad()
     def of_graph(self, split: GraphSplit) -> np.ndarray:
-        """The outputs ``[n, outputs]`` for all nodes of a graph."""
         batch = split.batch(np.arange(1)).to("cpu", self._dtype)
         return outputs_of(self.module(*batch.inputs))[-1].numpy()
-
-    def leaving_early(self, x: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs of the exit at which each example leaves, and the number of this exit, from 1.
-
-        An example leaves at the first exit whose normalised entropy is below the threshold, else at the last, and
-        nothing behind that exit is computed: between the thresholds 0 and 1, at which all leave together, examples pass
-        one by one. The network must have passed `require_early_exits`.
-        """
-        step = 1 if 0 < threshold < 1 else max(len(x), 1)
-        left = [self._left(x[start : start + step], threshold) for start in range(0, len(x), step)]
-        outputs, numbers = zip(*left)
-        return self._rescaled(torch.cat(outputs).numpy()), np.concatenate(numbers)
-
-    @torch.no_grad()
-    def _left(self, x: np.ndarray, threshold: float) -> tuple[torch.Tensor, np.ndarray]:
-        """The outputs and exits of examples that leave together, as the forward pass stops there."""
-        inputs = self._inputs(x)
-        if self._stops is None:
-            self._stops = _exit_modules(self.module, inputs)
-
-        def stop(number: int, module: nn.Module, _: object, outputs: torch.Tensor) -> None:
-            if not exit_taken([normalised_entropy(outputs)], threshold).any():
-                raise _Left(number, outputs)
-
-        hooks = [module.register_forward_hook(partial(stop, number)) for number, module in enumerate(self._stops, 1)]
-        try:
-            returned = outputs_of(self.module(*inputs))
-        except _Left as left:
-            self._require_finite(left.outputs)
-            return left.outputs, np.full(len(x), left.number)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        taken = exit_taken(entropies(returned), threshold)
-        return torch.stack(returned)[taken, torch.arange(len(taken))], taken.numpy() + 1
-
-    def require_early_exits(self) -> None:
-        """Refuse, with a ConfigError, a network that no example can leave early."""
-        subject = f"--exit-threshold is for classifiers with several exits; {self._path}"
-        if not TASKS[self._header.data.task].one_class:
-            raise ConfigError(f"{subject} has a network for {self._header.data.task}. Leave it out.")
-        if self._architecture.exits == 1:
-            raise ConfigError(f"{subject} has a network with one. Leave it out.")
 
     @torch.no_grad()
     def _run(self, x: np.ndarray) -> Outputs:
         return self.module(*self._inputs(x))
 
     def _inputs(self, x: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """The inputs of the network for examples as they are in the data."""
         data, normalisation = self._header.data, self._normalisation
         if x.ndim != 2 or x.shape[1] != prod(data.shape):
             raise DataError(
@@ -165,33 +112,6 @@ class CalibratedNetwork:
         examples = examples_of(data.kind, data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
         batch = examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
         return batch.to("cpu", self._dtype).inputs
-
-
-class _Left(Exception):
-    """The end of a forward pass at an early exit."""
-
-    def __init__(self, number: int, outputs: torch.Tensor):
-        self.number, self.outputs = number, outputs
-
-
-def _exit_modules(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[nn.Module]:
-    """The modules that make the outputs of a network's early exits, up to the first that none makes in one call."""
-    calls: list[tuple[nn.Module, object]] = []
-    hooks = [
-        part.register_forward_hook(lambda module, _, made: calls.append((module, made))) for part in network.modules()
-    ]
-    try:
-        *early, _ = outputs_of(network(*(part[:1] for part in inputs)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    stops = []
-    for outputs in early:
-        makers = [module for module, made in calls if made is outputs]
-        if not makers or [module for module, _ in calls].count(makers[0]) > 1:
-            break
-        stops.append(makers[0])
-    return stops
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:

@@ -37,19 +37,14 @@ class Predicted(NamedTuple):
     examples: Sequence[str | int]
     outputs: np.ndarray
     """``[b, outputs]``"""
-    exits: np.ndarray | None = None
-    """The exit at which each of them left, from 1, where they may leave early."""
 
 
-def predict(network: CalibratedNetwork, blocks: Iterable[Block], threshold: float | None = None) -> Iterator[Predicted]:
-    """The examples and the network's outputs for them, in order; with a ``threshold`` they may leave early."""
+def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predicted]:
+    """The examples and the network's outputs for them, in order."""
     for names, x in blocks:
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)
-            if threshold is None:
-                yield Predicted(names[rows], network(x[rows]))
-            else:
-                yield Predicted(names[rows], *network.leaving_early(x[rows], threshold))
+            yield Predicted(names[rows], network(x[rows]))
 
 
 def lines(
@@ -64,7 +59,7 @@ def lines(
 ) -> Iterator[str]:
     """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
 
-    A classifier's example gets its class, that class's probability, the exit it took if early exits are on, and with
+    A classifier's example gets its class, that class's probability, and with
     ``all_outputs`` every raw output; any other example gets its outputs. ``top`` = k gives the k likeliest labels with
     their probabilities, 0 all labels above 1/2. ``example`` names the first column, ``named`` outputs that are no
     classes.
@@ -75,14 +70,12 @@ def lines(
     keys = classes
     if named and classes is None:
         keys = tuple(map(printable, named))
-        names = [f"output_{name}" if name in (example, "exit") else name for name in keys]
-    first = True
-    for examples, values, exits in predictions:
-        header = [example, *answer, *([] if exits is None else ["exit"]), *names]
+        names = [f"output_{name}" if name == example else name for name in keys]
+    header, first = [example, *answer, *names], True
+    for examples, values in predictions:
         answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
-            [name, *chosen, *([] if exits is None else [int(exits[n])]), *map(_number, row[: len(names)])]
-            for n, (name, chosen, row) in enumerate(zip(examples, answers, values))
+            [name, *chosen, *map(_number, row[: len(names)])] for name, chosen, row in zip(examples, answers, values)
         ]
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)
@@ -143,7 +136,6 @@ def node_lines(
 
 
 def _graph(source: str, features: int) -> GraphSplit:
-    """The whole of a prepared graph; DataError for anything else, and for other features."""
     path = Path(source)
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise DataError(f"{path} is no prepared graph. Make one: istmpi prepare graph SRC GRAPH.h5")

@@ -35,7 +35,6 @@ Pair = tuple[np.ndarray, np.ndarray]
 EXAMPLES = 3
 """The number of examples in the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
 OPSET = 18
-"""The oldest operator set that PyTorch's exporter makes without a conversion."""
 TOLERANCE = 1e-4
 """Largest difference between the program's outputs and the network's, relative to the largest output."""
 
@@ -188,7 +187,6 @@ def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """A context in which PyTorch prints no graph and no advice for its developers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -12,7 +12,6 @@ from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.exits import ExitPoint
 from istmpi.tasks import TASKS
 
 
@@ -23,14 +22,10 @@ class Evaluation:
     score: Score
     score_name: str
     source: str
-    """The data."""
     split: str
     calibrated: bool
     """True if the normalisation was calibrated now, on the training split of these data."""
     note: str = ""
-    """A warning for the user."""
-    early_exits: tuple[ExitPoint, ...] = ()
-    """The results of leaving early, by threshold; for a classifier with several exits."""
 
 
 def evaluate(
@@ -79,7 +74,6 @@ def evaluate(
         refused = DataError(f"{path}: {error} on the {split} split of {source}. Give another network, or other data.")
         refused.everywhere = True
         raise refused from error
-    several = network.exits > 1 and TASKS[data.task].one_class
     return Evaluation(
         score,
         TASKS[data.task].score,
@@ -87,5 +81,4 @@ def evaluate(
         split,
         calibrate and bool(network.batch_norms),
         changed_source(network),
-        evaluator.early_exits(data.splits[split]) if several else (),
     )

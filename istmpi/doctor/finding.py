@@ -1,6 +1,5 @@
 """A finding: a fact about this machine, its state, and a cure."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,8 +18,3 @@ class Finding:
 
 
 green, yellow, red = (partial(Finding, state) for state in STATES)
-
-
-def worst(states: Iterable[str]) -> str:
-    """The worst state of all; green where there is none."""
-    return max(states, key=STATES.index, default="green")

@@ -1,4 +1,4 @@
-"""The MPI library, the cores and devices of its ranks, and a test that values arrive as they left."""
+"""The MPI library, and the cores and devices of its ranks."""
 
 import os
 import socket
@@ -12,13 +12,7 @@ from istmpi import comm
 from istmpi.comm import Communicator
 from istmpi.devices import fair_threads, usable_cores
 from istmpi.doctor.finding import Finding, green, red, yellow
-from istmpi.engine.axes import Parameter, Pattern
-from istmpi.engine.layout import Owners, part_shape
-from istmpi.engine.partition import Partition
-from istmpi.engine.transfer import STAGING_BYTES, Transfer
-
-_TINY_STAGING = 4096
-"""A limit so low that a small transfer takes the path of a huge one."""
+from istmpi.units import counted
 
 
 def library(communicator: Communicator) -> list[Finding]:
@@ -50,34 +44,26 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
     """The findings for every rank's host, its usable cores, the cores of its host and its threads."""
     ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
-    shown += ", ..." * (len(ranks_on) > 4)
-    fact = f"{len(per_rank)} on {len(ranks_on)} host{'s' * (len(ranks_on) > 1)}: {shown}"
-    if len(set(ranks_on.values())) > 1:
-        cure = "Start as many ranks on each host: the slowest sets the pace."
-        yield yellow("ranks", f"{fact}; unevenly spread", cure)
-    else:
-        yield green("ranks", fact)
+    fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"
+    cure = "Start as many ranks on each host: the slowest sets the pace."
+    uneven = len(set(ranks_on.values())) > 1
+    yield yellow("ranks", f"{fact}; unevenly spread", cure) if uneven else green("ranks", fact)
 
     crowded, idle = [], []
     for host, count in ranks_on.items():
         used = {core for its_host, cores, *_ in per_rank if its_host == host for core in cores}
         total = next(total for its_host, _, total, _ in per_rank if its_host == host)
         if count > len(used):
-            crowded.append(f"{count} ranks share {len(used)} core{'s' * (len(used) > 1)} of {host}")
+            crowded.append(f"{count} ranks share {counted(len(used), 'core')} of {host}")
         elif 2 * len(used) <= total:
             idle.append(f"{host} has {total} cores, of which its ranks may use {len(used)}")
     threads = sorted({threads for *_, threads in per_rank})
     fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
-    cure = (
-        "bin/istmpi-run binds ranks to all of a host's cores; by hand: mpirun --bind-to none, or "
-        "srun --cpus-per-task=CORES."
-    )
+    cure = "Bind ranks to all of a host's cores: bin/istmpi-run, mpirun --bind-to none, or srun --cpus-per-task=CORES."
     if crowded:
         cure = "Start at most one rank for each core."
-    if problems := crowded or idle:
-        yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
-    else:
-        yield green("cores", fact)
+    problems = crowded or idle
+    yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure) if problems else green("cores", fact)
 
 
 def devices(communicator: Communicator) -> list[Finding]:
@@ -98,38 +84,6 @@ def devices(communicator: Communicator) -> list[Finding]:
         return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
     if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
         size, count = max(shared)
-        fact = f"{kinds}; up to {size} ranks of a host share {count} device{'s' * (count > 1)}"
+        fact = f"{kinds}; up to {size} ranks of a host share {counted(count, 'device')}"
         return [yellow("GPU", fact, "Start one rank for each device.")]
     return [green("GPU", f"{kinds}: a device for each rank")]
-
-
-def values(communicator: Communicator) -> list[Finding]:
-    """Every bit pattern of bfloat16, pulled to the ranks and pushed back, in one call and in very many. Collective."""
-    if communicator.size == 1:
-        return []  # nothing would pass through MPI
-    findings = []
-    for name, staging, fact in (
-        ("bf16", STAGING_BYTES, "all 65,536 bit patterns of bfloat16 arrive as they left"),
-        ("large", _TINY_STAGING, "a transfer that is cut into many calls, as those above 128 MiB are, arrives whole"),
-    ):
-        wrong = sum(communicator.allgather(_changed_on_the_way(communicator, staging)))
-        cure = "Use another MPI library: this one loses values."
-        findings.append(red(name, f"{wrong} values arrive changed", cure) if wrong else green(name, fact))
-    return findings
-
-
-def _changed_on_the_way(communicator: Communicator, staging_bytes: int) -> int:
-    """The number of this rank's values that a pull and a push changed."""
-    ranks, rank = communicator.size, communicator.rank
-    copies = -(-ranks // 256)  # so that there is a row for every rank
-    lengths = {"hidden": 256 * copies, "features": 256}
-    parameters = {"values": Parameter(Pattern.parse("hidden features"), "bfloat16")}
-    owners, deal = Owners(lengths, ranks), Partition.draw(lengths, ("hidden",), ranks, 0, 0)
-    patterns = torch.arange(2**16).view(256, 256).to(torch.int16).repeat(copies, 1).view(torch.bfloat16)
-    rows = owners.rows(lengths["hidden"], rank)
-    sent = patterns[rows.start : rows.stop].clone()
-    held = torch.zeros(part_shape(deal, parameters["values"], rank), dtype=torch.bfloat16)
-    back = torch.zeros_like(sent)
-    Transfer(parameters, owners, deal, rank, staging_bytes).run({"values": sent}, {"values": held}, communicator)
-    Transfer(parameters, deal, owners, rank, staging_bytes).run({"values": held}, {"values": back}, communicator)
-    return int((back.view(torch.int16) != sent.view(torch.int16)).sum())

@@ -13,7 +13,6 @@ from istmpi.doctor.finding import Finding, green, red, yellow
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP_IFACE", "UCX_NET_DEVICES")
-"""Variables that name the interface to MPI libraries."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,12 @@ def judged(by_host: dict[str, tuple[list[Interface], list[str]]], chosen: dict[s
     """The verdict on the hosts' interfaces, their fast devices and the variables that choose among them."""
     interfaces, fast = next(iter(by_host.values()))
     fact = ", ".join(map(str, interfaces)) or "loopback only"
-    if fast:
-        fact += f"; InfiniBand or alike: {', '.join(fast)}"
+    fact += f"; InfiniBand or alike: {', '.join(fast)}" * bool(fast)
     if chosen:
         return green("network", f"{fact}; chosen by {', '.join(f'{name}={value}' for name, value in chosen.items())}")
     if len(by_host) == 1:
         return green("network", f"{fact}; all ranks are on one host")
-    addresses = [interface.address for ours, _ in by_host.values() for interface in ours]
-    twice = [interface for interface in interfaces if addresses.count(interface.address) > 1]
     cure = "bin/istmpi-run --interface NAME sets " + ", ".join(CHOICES[::2]) + "; NAME is the one between the hosts."
-    if twice:
-        return yellow("network", f"{fact}; several hosts have the address of {twice[0]}: a bridge of their own", cure)
     if len(interfaces) > 1 and not fast:
         return yellow("network", f"{fact}; MPI may take a slow one, or one that leads nowhere", cure)
     return green("network", fact)

@@ -1,58 +1,36 @@
-"""Tests of the folder for checkpoints: all hosts must see each other's bytes there, and writers leave valid files."""
+"""A test of the folder for checkpoints: all hosts must see each other's bytes there."""
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from istmpi.checkpoint.folder import require_valid
-from istmpi.checkpoint.format import DataSummary, Header
-from istmpi.checkpoint.saver import commit
-from istmpi.checkpoint.state import model_pieces, versions
-from istmpi.checkpoint.writers import available
 from istmpi.comm import Communicator
-from istmpi.config import Run
 from istmpi.doctor.finding import Finding, green, red
-from istmpi.engine.store import ParameterStore
-from istmpi.errors import IstmpiError
-from istmpi.models import mlp_network
 from istmpi.report.units import size
-from istmpi.tasks import REGRESSION
 
 TEST_BYTES = 2**26
-"""The bytes that all ranks together write."""
-_WIDTH = 4096
-"""The width of a network with a matrix of 64 MiB."""
-
-
-@contextmanager
-def _scratch(communicator: Communicator, folder: Path) -> Iterator[tuple[Path, str]]:
-    """A folder for a test, or the reason why there is none. Collective."""
-    path, problem = "", ""
-    if communicator.rank == 0:
-        try:
-            path = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder)
-            (Path(path) / "parts").touch()
-        except OSError as error:
-            problem = error.strerror
-    path, problem = communicator.broadcast_from_root((path, problem))
-    try:
-        yield Path(path), problem
-    finally:
-        communicator.barrier()
-        if communicator.rank == 0 and path:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
     """Let all ranks write their parts of one file, sync it, and read each other's. Collective; leaves nothing."""
-    with _scratch(communicator, folder) as (scratch, problem):
+    scratch, problem = "", ""
+    if communicator.rank == 0:
+        try:
+            scratch = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder)
+            (Path(scratch) / "parts").touch()
+        except OSError as error:
+            problem = error.strerror
+    scratch, problem = communicator.broadcast_from_root((scratch, problem))
+    try:
         if problem:
             return [red("folder", f"{folder} cannot be written ({problem})", "Name another: --folder FOLDER.")]
-        return [_test(communicator, folder, scratch / "parts")]
+        return [_test(communicator, folder, Path(scratch) / "parts")]
+    finally:
+        communicator.barrier()
+        if communicator.rank == 0 and scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
@@ -94,28 +72,3 @@ def _write(path: Path, offset: int, values: bytes) -> None:
 
 def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
     return [rank for rank, true in enumerate(communicator.allgather(fact)) if true]
-
-
-def writers(communicator: Communicator, folder: Path) -> list[Finding]:
-    """Write a checkpoint with each writer into a shared folder, and check all its bytes. Collective; leaves nothing."""
-    run = Run().override({"model.hidden": [_WIDTH]})
-    network = mlp_network(_WIDTH, [_WIDTH], 2)
-    store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
-    store.initialise(0)
-    data = DataSummary("", "", REGRESSION, (_WIDTH,), 2, 0, 0)
-    header = Header(run, communicator.size, 0, 0, 0, 0.0, 0, 0.0, data, versions=versions())
-    nbytes = sum(parameter.itemsize * parameter.size(network.lengths) for parameter in network.parameters.values())
-    rates, failures = [], []
-    with _scratch(communicator, folder) as (scratch, _):
-        for name in available(communicator):
-            path, start = scratch / f"{name}.h5", time.perf_counter()
-            try:
-                commit(path, header, list(model_pieces(store)), name, communicator)
-                rates.append(f"{name} {size(nbytes / (time.perf_counter() - start))}/s")
-                require_valid(path, communicator)
-            except IstmpiError as error:
-                failures.append(f"{name}: {error}")
-    if failures:
-        return [red("HDF5", "; ".join(failures), "Use the other writer: istmpi train --writer direct, or mpio.")]
-    only = "; h5py has no MPI, which nothing needs" * (len(rates) == 1)
-    return [green("HDF5", f"a valid checkpoint through {', '.join(rates)}{only}")]

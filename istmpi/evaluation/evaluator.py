@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -27,10 +26,10 @@ from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
 from istmpi.evaluation.temperature import fitted_temperature
-from istmpi.exits import THRESHOLDS, ExitPoint, entropies, exit_taken, outputs_of, weighted_loss
+from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
-from istmpi.tasks import Classification, task_of
+from istmpi.tasks import task_of
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -166,26 +165,6 @@ class Evaluator:
             counts = self._communicator.allreduce_sum(counts)
         self._ranking = Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
         return self._ranking
-
-    def early_exits(self, split: Split) -> tuple[ExitPoint, ...]:
-        """The results of leaving early on a split, for each of `THRESHOLDS`, with the normalisation as it is."""
-
-        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            unsure = entropies(outputs)
-            right = torch.stack([Classification.right(each, batch.targets) for each in outputs_of(outputs)])
-            of_batch = np.empty(shape)
-            for place, threshold in enumerate(THRESHOLDS):
-                here = functional.one_hot(exit_taken(unsure, threshold), len(right)).T
-                of_batch[place, :, 0], of_batch[place, :, 1] = here.sum(dim=1), (here * right).sum(dim=1)
-            return of_batch
-
-        shape = len(THRESHOLDS), self._architecture.exits, 2
-        totals = self._sum_over(split, shape, totals_of)
-        count = totals[0, :, 0].sum()
-        return tuple(
-            ExitPoint(threshold, right.sum() / count, tuple((left / count).tolist()), tuple((right / count).tolist()))
-            for threshold, (left, right) in zip(THRESHOLDS, totals.transpose(0, 2, 1))
-        )
 
     def _sum_over(
         self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]

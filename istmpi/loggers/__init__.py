@@ -16,9 +16,7 @@ LOGGERS = {
     "tensorboard": "TensorBoard",
     "wandb": "WeightsAndBiases",
     "mlflow": "MLflow",
-    "csv": "CSV",
 }
-"""The class name of each logger, in the module ``istmpi.loggers.NAME``."""
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import re
 
-from istmpi.checkpoint.saver import Saver
 from istmpi.record import RunFolder
-from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Watch
 
 
 class Logger(Watch):
-    """A watch that tells another program of one run after the other: `begin`, then `log` for each round."""
+    """A watch that tells another program of one run after the other; a run that goes on has the log that it had."""
 
     name = ""
-
-    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        self.begin(training, folder)
-
-    def progressed(self, progress: Progress) -> None:
-        self.log(progress)
-
-    def begin(self, training: Training, folder: RunFolder) -> None:
-        """Begin a run, or go on after ``training.rounds_done`` rounds with the log that it has in its folder."""
-
-    def log(self, progress: Progress) -> None:
-        """Log a round's record."""
 
     def _known_as(self, folder: RunFolder) -> str:
         path = folder.path / f"{self.name}-run"

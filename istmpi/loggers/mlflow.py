@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
 from istmpi.loggers.logger import Logger, figures
 from istmpi.optional import optional
@@ -24,7 +25,7 @@ class MLflow(Logger):
     def __init__(self) -> None:
         self._mlflow = optional("mlflow", "mlflow", "runs with --log mlflow", "mlflow")
 
-    def begin(self, training: Training, folder: RunFolder) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         self._client = client = self._mlflow.MlflowClient()
         name = self._known_as(folder)
         if name:
@@ -39,7 +40,7 @@ class MLflow(Logger):
         for key, value in (training.run.flat() | {"ranks": training.communicator.size}).items():
             client.log_param(self._id, key, value)
 
-    def log(self, progress: Progress) -> None:
+    def progressed(self, progress: Progress) -> None:
         if progress.round <= self._told:
             return
         time, step = int(1000 * progress.time), progress.round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
 from istmpi.loggers.logger import Logger, figures
 from istmpi.optional import optional
@@ -19,14 +20,14 @@ class TensorBoard(Logger):
         optional("tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
         self._module = optional("torch.utils.tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
 
-    def begin(self, training: Training, folder: RunFolder) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         done = training.rounds_done
         path = str(folder.path / "tensorboard")
         self._writer = self._module.SummaryWriter(path, purge_step=done + 1 if done else None)
         settings = "".join(f"    {line}\n" for line in training.run.toml().splitlines())
         self._writer.add_text("run.toml", settings, done)
 
-    def log(self, progress: Progress) -> None:
+    def progressed(self, progress: Progress) -> None:
         for name, value in figures(progress).items():
             self._writer.add_scalar(name, value, progress.round, walltime=progress.time)
         self._writer.flush()  # who looks on sees each round when it is done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
 from istmpi.loggers.logger import Logger, figures
 from istmpi.optional import optional
@@ -20,7 +21,7 @@ class WeightsAndBiases(Logger):
     def __init__(self) -> None:
         self._wandb = optional("wandb", "wandb", "runs with --log wandb", "wandb")
 
-    def begin(self, training: Training, folder: RunFolder) -> None:
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         run, name = training.run, self._known_as(folder)
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "istmpi"),
@@ -35,7 +36,7 @@ class WeightsAndBiases(Logger):
         for metric in ("*", "phases/*", "by_rank/*"):
             self._run.define_metric(metric, step_metric="round")
 
-    def log(self, progress: Progress) -> None:
+    def progressed(self, progress: Progress) -> None:
         self._run.log({"round": progress.round, **figures(progress)})
 
     def closed(self, error: IstmpiError | None) -> None:

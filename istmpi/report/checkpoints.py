@@ -1,17 +1,16 @@
 """Checkpoints as tables for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from istmpi.checkpoint.difference import TensorDifference
 from istmpi.checkpoint.summary import Entry
 from istmpi.foreign import printable
 from istmpi.report.tables import table_of
 from istmpi.report.units import duration, number, size
+from istmpi.units import counted
 
 SHOWN_CLASSES = 12
 
@@ -22,11 +21,12 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
     def row(entry: Entry) -> tuple[object, ...]:
         position = ["", "", "", ""]
         if entry.round is not None:
-            position = [f"{entry.round} of {entry.rounds}", _steps(entry), entry.ranks, entry.method]
+            steps = "" if entry.local_steps is None else entry.local_steps
+            position = [f"{entry.round} of {entry.rounds}", steps, entry.ranks, entry.method]
         verdict = entry.problem or ("valid" if verified else "can be opened")
-        return entry.file, *position, size(entry.bytes), _age(entry.modified), verdict
+        return entry.file, *position, size(entry.bytes), entry.modified, verdict
 
-    columns = "file", "round", "local steps", "ranks", "method", "size", "age", "contents"
+    columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
     return table_of(columns, map(row, entries))
 
 
@@ -35,7 +35,6 @@ def facts(contents: Mapping[str, Any]) -> Table:
     header, run = contents["header"], contents["header"]["run"]
     data, method = header["data"], run["method"]
     shape, names = " x ".join(map(str, data["shape"])), contents["classes"]
-    ranks = f"{header['ranks']} rank{'s' * (header['ranks'] > 1)}"
     calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
     if header["temperature"] != 1:
         calibrated += f"; outputs divided by a temperature of {header['temperature']:.4g}"
@@ -46,7 +45,8 @@ def facts(contents: Mapping[str, Any]) -> Table:
         "position": f"{header['round']} of {run['train']['rounds']} rounds",
         "loss": f"{header['loss']:.4f}",
         "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
-        "saved by": f"{ranks}; " + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
+        "saved by": f"{counted(header['ranks'], 'rank')}; "
+        + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
         "data": f"{data['source']}, kind {data['kind']}, {data['task']}, examples {shape}",
         "classes": f"{len(names)}: {_first(names[:SHOWN_CLASSES], len(names))}"
         if names
@@ -76,54 +76,5 @@ def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
     return table_of((title, "axes", "shape", "dtype", "bytes"), rows)
 
 
-def norms(contents: Mapping[str, Any]) -> Table:
-    """Calibrated moments, and those that examples are normalised with."""
-    inputs = {"input": contents["input"]} if contents["input"] else {}
-    rows = (
-        (name, moments["units"], *(f"{low:.4g} to {high:.4g}" for low, high in (moments["mean"], moments["std"])))
-        for name, moments in {**inputs, **contents["norms"]}.items()
-    )
-    return table_of(("normalisation", "units", "mean", "deviation"), rows)
-
-
-def deal(dealt: Mapping[str, Any]) -> Table:
-    """The units that each rank would hold."""
-    rows = []
-    for rank in range(dealt["ranks"]):
-        parts = (parts[rank] for parts in dealt["units"].values())
-        cells = [f"{part['count']}: {_first(part['first'], part['count'])}" for part in parts]
-        rows.append((f"rank {rank}", *(cells or ["everything: this method deals nothing out"])))
-    return table_of((f"deal of round {dealt['round']}", *dealt["units"]), rows)
-
-
-def settings(differences: Mapping[str, tuple[Any, Any]]) -> Table:
-    """Settings and facts that two checkpoints do not share."""
-    rows = ((name, *("not set" if value is None else value for value in pair)) for name, pair in differences.items())
-    return table_of(("differs", "first", "second"), rows)
-
-
-def values(differences: Iterable[TensorDifference]) -> Table:
-    """Tensors that two checkpoints do not share."""
-
-    def row(tensor: TensorDifference) -> tuple[str, ...]:
-        if tensor.problem:
-            return tensor.name, tensor.problem, "", ""
-        sizes = ["" if size is None else f"{size:.3g}" for size in (tensor.largest, tensor.largest_relative)]
-        return tensor.name, f"{tensor.differing:,} of {tensor.elements:,}", *sizes
-
-    return table_of(("differs", "elements", "largest difference", "relative"), map(row, differences))
-
-
-def _steps(entry: Entry) -> str:
-    return "" if entry.local_steps is None else str(entry.local_steps)
-
-
 def _first(values: Sequence[object], count: int) -> str:
     return f"{', '.join(map(str, values))}{', ...' * (count > len(values))}"
-
-
-def _age(modified: str) -> str:
-    if not modified:
-        return ""
-    minutes = round((datetime.now(timezone.utc) - datetime.fromisoformat(modified)).total_seconds() / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} days"

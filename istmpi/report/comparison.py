@@ -1,9 +1,4 @@
-"""Runs side by side: the cost of each method to reach a score, over repeats, and its end.
-
-A score counts as reached at the first evaluation where the median of it and its two neighbours has reached it; the
-first and the last evaluation count as they are. Figures are those of that evaluation: nothing is interpolated, so a
-figure is late by at most the distance between two evaluations.
-"""
+"""Runs side by side: the cost of each method to reach a score, over repeats, and its end."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,8 +18,9 @@ NOT_REACHED = math.inf
 MORE_ERROR = (0.5, 0.25, 0.0)
 """The default targets allow so much more error than the best score that all runs reach."""
 
+FIGURES = ("seconds", "bytes", "examples")
+
 OFF_THE_CLOCK = ("evaluate", "save")
-"""Phases that are not part of the training time."""
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
@@ -45,12 +41,10 @@ class Spread:
 
     @property
     def reached(self) -> int:
-        """The number of repeats that have a figure."""
         return sum(map(math.isfinite, self.values))
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The lowest and the highest figure; None without any."""
         there = [value for value in self.values if math.isfinite(value)]
         return (min(there), max(there)) if there else None
 
@@ -78,29 +72,19 @@ class Comparison:
     targets: tuple[float, ...]
     """The scores to reach, the easiest first."""
     score_name: str
-    watts: float | None = None
-    """The power of a node, which is a rank."""
+    data: str = ""
 
     @property
     def higher_is_better(self) -> bool:
         return higher_is_better(self.score_name)
 
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """The names of the costs of the way to a target."""
-        return ("seconds", "bytes", "examples", "joules")[: 3 + (self.watts is not None)]
-
-    def _figure(self, figure: str, curve: Curve, point: Point) -> float:
-        return self.watts * curve.ranks * point.seconds if figure == "joules" else getattr(point, figure)
-
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
         """A figure at the evaluation that reached the target."""
-        points = ((curve, reached(curve.points, target, self.higher_is_better)) for curve in group.curves)
-        return Spread(tuple(self._figure(figure, curve, point) if point else NOT_REACHED for curve, point in points))
+        points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
+        return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
-        """A figure at the last evaluation."""
-        return Spread(tuple(self._figure(figure, curve, curve.points[-1]) for curve in group.curves if curve.points))
+        return Spread(tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
         """The score at the end, without smoothing: on the test split of a run that was scored there."""
@@ -135,7 +119,7 @@ class Comparison:
                 row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.ranks for curve in group.curves})}
                 row |= {"target": target, "repeats": len(group.curves)}
                 row["reached"] = self.to_target(group, "seconds", target).reached
-                for figure in self.figures:
+                for figure in FIGURES:
                     row |= _columns(figure, self.to_target(group, figure, target))
                     row[f"{figure}_ratio"] = self.ratio(group, figure, target)
                 rows.append(row | _columns("final", self.final(group)))
@@ -152,7 +136,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
     return frozenset(place for place, value in enumerate(medians) if value == top)
 
 
-def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float | None = None) -> Comparison:
+def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
     """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
 
     DataError when they cannot be compared, ConfigError for a target that the score cannot have.
@@ -160,8 +144,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
-    if len(data := by_data(curves)) > 1:
-        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}.")
+    if len(data := _data(curves)) > 1:
+        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}. Give those on one data set.")
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
@@ -174,29 +158,25 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = (), watts: float
         for (name, members), label in zip(groups.items(), short)
     )
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
-    return Comparison(tuple(made), tuple(chosen), score_name, watts)
+    return Comparison(tuple(made), tuple(chosen), score_name, "".join(data))
 
 
-def by_data(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs by their data set: by its file's name, for jobs copy it to folders of their own, and its contents.
+def _data(curves: Sequence[Curve]) -> list[str]:
+    """The data sets of runs: by the file's name, for jobs copy it to folders of their own, and its contents.
 
     Runs that do not name theirs, as other programs' may not, count to the only data set, if there is one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
-    names = [
+    several = {
         f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
         for curve, name in zip(curves, names)
-    ]
-    unnamed = _only(set(filter(None, names))) or "data not named"
-    groups: dict[str, list[Curve]] = {}
-    for curve, name in zip(curves, names):
-        groups.setdefault(name or unnamed, []).append(curve)
-    return groups
+    }
+    named = sorted(several - {""})
+    return named + ["data not named"] * ("" in several and len(named) != 1)
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:
-    """Refuse targets that the score can never have."""
     for target in targets:
         if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
             limit = " and at most 1" * (score_name == "accuracy")

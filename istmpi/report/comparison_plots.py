@@ -1,44 +1,34 @@
-"""Pictures of a comparison: the score against time, bytes and examples, and where the time went."""
+"""Pictures of a comparison: the score against time and bytes, and where the time went."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
 from istmpi.report.figures import looking_alike, name, plain, require_drawable, save, svg
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
-from istmpi.report.units import BYTES, EXAMPLES, SECONDS, axis_unit
-from istmpi.units import in_seconds
+from istmpi.report.units import BYTES, SECONDS, axis_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 4.8, 3.5
 """Inches of one panel, whose letters are large enough on a telephone."""
 BAR = 0.35
-"""Inches of a bar."""
+COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
+"""The words and the units of each cost that the score is drawn against, by its name in a `Point`."""
 SPLIT = "Where the time went"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A cost that the score is drawn against."""
+    """A drawing to be made: its title, its height in inches, and the function that draws it."""
 
     title: str
-    cost: str
-    """Its name in a `Point`."""
-    units: Mapping[str, float]
-    label: str
-    """The axis's label, with a place for the unit."""
-
-
-PANELS = (
-    Panel("training time", "seconds", SECONDS, "training time ({})"),
-    Panel("bytes sent", "bytes", BYTES, "{} sent by all ranks"),
-    Panel("examples", "examples", EXAMPLES, "{} consumed by all ranks"),
-)
+    height: float
+    fill: "Callable[[Axes], None]"
 
 
 @dataclass(frozen=True)
@@ -49,88 +39,47 @@ class Picture:
     svg: str
 
 
-def draw(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
-    """Draw comparisons, by their data, into a file: a row for each.
-
-    ConfigError for another format, OutputError where it cannot be written.
-    """
+def draw(comparison: Comparison, title: str, path: Path) -> None:
+    """Draw a comparison into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
-    words = " ".join(_described(each, panel) for each in comparisons.values() for panel in PANELS)
-    save(_figure(comparisons, title), path, title, words)
-
-
-def pictures(comparison: Comparison, salt: str = "") -> list[Picture]:
-    """Each panel by itself, for a page; the same figures give the same text."""
-    made = [
-        (
-            _title(comparison, panel),
-            _described(comparison, panel),
-            HEIGHT,
-            lambda axis, panel=panel: _lines(axis, comparison, panel),
-        )
-        for panel in PANELS
-    ]
-    if any(comparison.phases(group) for group in comparison.groups):
-        height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
-        made.append((SPLIT, _split_described(comparison), height, lambda axis: _bars(axis, comparison)))
-    drawings = []
-    for number, (title, words, height, fill) in enumerate(made):
-        with looking_alike():
-            from matplotlib.figure import Figure
-
-            drawn = Figure(figsize=(WIDTH, height), layout="constrained")
-            fill(drawn.subplots())
-        drawings.append(Picture(title, svg(drawn, title, words, f"{salt}{number}")))
-    return drawings
-
-
-def _figure(comparisons: Mapping[str, Comparison], title: str) -> "Figure":
-    """A row for each data set: three panels with a line for every run, and a bar for every method."""
+    panels = _panels(comparison)
     with looking_alike():
         from matplotlib.figure import Figure
 
-        heights = [HEIGHT + 1.2 + BAR * len(each.groups) for each in comparisons.values()]
-        drawn = Figure(figsize=(3 * 4.2, sum(heights) + 0.4), layout="constrained")
+        size = len(panels) * WIDTH, max(panel.height for panel in panels) + 0.4
+        drawn = Figure(figsize=size, layout="constrained")
         drawn.suptitle(plain(title))
-        rows = drawn.subfigures(len(comparisons), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for row, (data, comparison), height in zip(rows, comparisons.items(), heights):
-            if len(comparisons) > 1:
-                row.suptitle(plain(data))
-            axes = row.subplot_mosaic("abc;ddd", height_ratios=[HEIGHT, height - HEIGHT])
-            for key, panel in zip("abc", PANELS):
-                _lines(axes[key], comparison, panel)
-            _bars(axes["d"], comparison)
-    return drawn
+        for axis, panel in zip(drawn.subplots(1, len(panels)), panels):
+            panel.fill(axis)
+    save(drawn, path, title)
 
 
-def _described(comparison: Comparison, panel: Panel) -> str:
-    """A panel in words, for those who do not see it."""
-    ends = []
-    for group in comparison.groups:
-        costs = [getattr(curve.points[-1], panel.cost) for curve in group.curves if curve.points]
-        if costs:
-            unit, factor = axis_unit(max(costs), panel.units)
-            reach = " to ".join(dict.fromkeys(f"{cost / factor:.3g}" for cost in (min(costs), max(costs))))
-            ends.append(f"{group.label} ends at {comparison.final(group).median:.4g} with {reach} {unit}")
-    return f"{_title(comparison, panel)}: {'; '.join(ends) or 'no run was evaluated'}."
+def pictures(comparison: Comparison) -> list[Picture]:
+    """Each panel by itself, for a page; the same figures give the same text."""
+    drawings = []
+    for number, panel in enumerate(_panels(comparison)):
+        with looking_alike():
+            from matplotlib.figure import Figure
+
+            drawn = Figure(figsize=(WIDTH, panel.height), layout="constrained")
+            panel.fill(drawn.subplots())
+        drawings.append(Picture(panel.title, svg(drawn, panel.title, str(number))))
+    return drawings
 
 
-def _split_described(comparison: Comparison) -> str:
-    """Each method's phases in words."""
-    texts = []
-    for group in comparison.groups:
-        spent = {name: seconds for name, seconds in comparison.phases(group).items() if name not in OFF_THE_CLOCK}
-        parts = (f"{name} {in_seconds(spent[name])}" for name in sorted(spent, key=spent.get, reverse=True))
-        texts.append(f"{group.label}: {', '.join(parts) or 'not told'}")
-    return "; ".join(texts) + "."
-
-
-def _title(comparison: Comparison, panel: Panel) -> str:
-    return f"Test {comparison.score_name} against {panel.title}"
+def _panels(comparison: Comparison) -> list[Panel]:
+    panels = []
+    for cost, (words, _) in COSTS.items():
+        title = f"Test {comparison.score_name} against {words}"
+        fill = partial(_lines, comparison=comparison, cost=cost, title=title)
+        panels.append(Panel(title, HEIGHT, fill))
+    if any(comparison.phases(group) for group in comparison.groups):
+        height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
+        panels.append(Panel(SPLIT, height, partial(_bars, comparison=comparison)))
+    return panels
 
 
 def _styles_of(comparison: Comparison) -> dict[str, Style]:
-    """Every group's style: its method's colour and marker, and a line of its own where a method has several groups."""
     by_method, looks = styles(group.method for group in comparison.groups), {}
     for method, style in by_method.items():
         lines = [style.line, *(line for line in LINES if line != style.line)]
@@ -139,20 +88,21 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
     return looks
 
 
-def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> None:
+def _lines(axis: "Axes", comparison: Comparison, cost: str, title: str) -> None:
     """Draw every run."""
     looks, everywhere = _styles_of(comparison), []
-    ends = [curve.points[-1] for group in comparison.groups for curve in group.curves if curve.points]
-    unit, factor = axis_unit(max((getattr(end, panel.cost) for end in ends), default=0), panel.units)
+    ends = [end for group in comparison.groups for end in comparison.to_end(group, cost).values]
+    words, units = COSTS[cost]
+    unit, factor = axis_unit(max(ends, default=0), units)
     for group in comparison.groups:
         look, runs = looks[group.name], [curve.points for curve in group.curves if curve.points]
         for number, points in enumerate(runs):
-            costs, scores = [getattr(point, panel.cost) / factor for point in points], [point.score for point in points]
+            costs = [getattr(point, cost) / factor for point in points]
             everywhere += costs
             step = max(len(points) // 8, 1)
             axis.plot(
                 costs,
-                scores,
+                [point.score for point in points],
                 color=look.colour,
                 linestyle=look.line,
                 marker=look.marker,
@@ -171,8 +121,7 @@ def _lines(axis: "Axes", comparison: Comparison, panel: Panel) -> None:
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter("")
     axis.margins(x=0.08, y=0.1)
-    axis.set(title=plain(_title(comparison, panel)), ylabel=plain(f"test {comparison.score_name}"))
-    axis.set_xlabel(panel.label.format(unit))
+    axis.set(title=plain(title), ylabel=plain(f"test {comparison.score_name}"), xlabel=f"{words} ({unit})")
 
 
 def _bars(axis: "Axes", comparison: Comparison) -> None:
@@ -181,21 +130,18 @@ def _bars(axis: "Axes", comparison: Comparison) -> None:
     phases = [phase for phase in in_order(name for phases in by_group for name in phases) if phase not in OFF_THE_CLOCK]
     totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]
     unit, factor = axis_unit(max(totals, default=0), SECONDS)
-    places, starts = range(len(by_group)), [0.0] * len(by_group)
-    others = [phase for phase in phases if phase not in PHASES]
+    others = (phase for phase in phases if phase not in PHASES)
     colours = PHASES | {phase: REST[number % len(REST)] for number, phase in enumerate(others)}
+    places, starts = range(len(by_group)), [0.0] * len(by_group)
     for phase in phases:
         lengths = [spent.get(phase, 0.0) / factor for spent in by_group]
-        bars = axis.barh(
-            places, lengths, 0.7, starts, color=colours[phase], label=plain(phase), edgecolor=INK, linewidth=0.6
-        )
+        look = {"color": colours[phase], "edgecolor": INK, "linewidth": 0.6}
+        axis.barh(places, lengths, 0.7, starts, label=plain(phase), **look)
         starts = [start + length for start, length in zip(starts, lengths)]
     if phases:
-        axis.bar_label(bars, [f"{total / factor:.3g} {unit}" if total else "" for total in totals], padding=4)
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(len(phases), 4))
     axis.set_yticks(places, [name(group.label) for group in comparison.groups])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
-    axis.margins(x=0.12)
     axis.set_title(SPLIT, pad=8 + 13 * -(-len(phases) // 4))
-    axis.set_xlabel(f"training time ({unit}), mean over ranks and repeats;\nevaluating and saving are not on the clock")
+    axis.set_xlabel(f"training time ({unit}), mean over ranks and repeats")

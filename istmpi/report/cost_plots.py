@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from istmpi.cost.survey import Row
 from istmpi.report.figures import looking_alike, plain, require_drawable, save
 from istmpi.report.styles import GRID, styles
-from istmpi.report.units import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,18 +26,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw a survey into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
-    save(figure(rows, title), path, title, _described(rows))
-
-
-def _described(rows: Sequence[Row]) -> str:
-    """The picture in words: every panel at the most ranks of a method."""
-    ends = {row["method"]: row for row in sorted(rows, key=lambda row: row["ranks"])}
-    return " ".join(
-        f"{name} ({unit}): "
-        + "; ".join(f"{method} {number(value(row))} on {row['ranks']} ranks" for method, row in ends.items())
-        + "."
-        for name, unit, value in PANELS
-    )
+    save(figure(rows, title), path, title)
 
 
 def figure(rows: Sequence[Row], title: str) -> "Figure":
@@ -46,12 +34,11 @@ def figure(rows: Sequence[Row], title: str) -> "Figure":
     with looking_alike():
         from matplotlib.figure import Figure
 
-        drawn = Figure(figsize=(13, 9.4), layout="constrained")
-        grid = drawn.add_gridspec(2, 6)
-        places = [grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:]]
+        drawn = Figure(figsize=(13, 9), layout="constrained")
         counts, looks = sorted({row["ranks"] for row in rows}), styles(row["method"] for row in rows)
-        for place, (name, unit, value) in zip(places, PANELS, strict=True):
-            axis = drawn.add_subplot(place)
+        *axes, spare = drawn.subplots(2, 3).flat
+        spare.remove()
+        for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
             for method, look in looks.items():
                 points = [(row["ranks"], value(row) or nan) for row in rows if row["method"] == method]
                 # The logarithmic axis has no place for zero.

@@ -28,13 +28,11 @@ class Point:
     """An evaluation."""
 
     round: int
-    """The number of rounds done."""
     seconds: float
     """The training time; the clock stands still during evaluations."""
     bytes: int
     """The bytes sent by all ranks, evaluations left out."""
     examples: int
-    """The examples consumed by all ranks."""
     score: float
     """The score on the validation split of a run that has one in use, else on the test split."""
 
@@ -52,7 +50,6 @@ class Curve:
     score_name: str = ""
     """The name of the score; empty where the run did not get far enough to say."""
     name: str = ""
-    """A title."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, the mean over ranks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -60,14 +57,12 @@ class Curve:
     problem: str = ""
     """The reason why the run is not as it was meant to be: failed, or not finished."""
     source: str = ""
-    """The file or folder that this was read from."""
     data: str = ""
     """A fingerprint of the training data, where it is known."""
     test: float | None = None
     """The score on the test split at the end, where the points are on the validation split."""
 
     def save(self, path: Path) -> None:
-        """Write it as a file that `read` reads."""
         with appearing(path) as file:
             file.write(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n")
 

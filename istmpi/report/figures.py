@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.report.styles import DARK_INK, DARK_PAPER, GRID, INK, PAPER
+from istmpi.report.styles import GRID, INK, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,6 @@ FORMATS = (".png", ".svg", ".pdf")
 LONGEST = 200
 """Characters of a text in a picture: a longer one would leave no room for the picture."""
 WIDEST = 26
-"""Characters on a line of a name in a legend."""
 
 LOOK = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
@@ -33,13 +32,6 @@ LOOK = {
     **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
     **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
 }
-"""Settings of matplotlib that all pictures share."""
-
-DARK = "".join(
-    f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-    for light, dark in ((INK, DARK_INK), (PAPER, DARK_PAPER))
-    for part in ("fill", "stroke")
-)
 
 
 def plain(text: str) -> str:
@@ -74,11 +66,8 @@ def require_drawable(path: Path) -> None:
         raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
 
 
-def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
-    """A picture as an <svg> element that stands by itself, light or dark as its reader prefers; always the same text.
-
-    Screen readers say ``title`` and ``description``. Each picture of a page needs its own ``salt``.
-    """
+def svg(figure: "Figure", title: str, salt: str = "") -> str:
+    """A picture as an <svg> element, always the same text; each picture of a page needs its own ``salt``."""
     import matplotlib
 
     file = io.StringIO()
@@ -89,20 +78,15 @@ def svg(figure: "Figure", title: str, description: str, salt: str = "") -> str:
     text = file.getvalue()
     text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
     head, _, rest = text.partition(">")
-    names = f"title{salt} description{salt}".split()
-    return (
-        f'{head} role="img" aria-labelledby="{" ".join(names)}">\n'
-        f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(description)}</desc>\n'
-        f"<style>@media (prefers-color-scheme: dark) {{{DARK}}}</style>{rest}"
-    )
+    return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
 
 
-def save(figure: "Figure", path: Path, title: str, description: str) -> None:
+def save(figure: "Figure", path: Path, title: str, description: str = "") -> None:
     """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
     beside = path.with_name(f".{path.name}")
     try:
         if path.suffix == ".svg":
-            beside.write_text(svg(figure, title, description), encoding="utf-8")
+            beside.write_text(svg(figure, title), encoding="utf-8")
         else:
             about = {"Title": title, "Subject" if path.suffix == ".pdf" else "Description": description}
             with looking_alike():

@@ -1,11 +1,9 @@
 """Comparisons as one HTML file that needs no other: verdict, tables, pictures inside, and every setting."""
 
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -16,95 +14,48 @@ from istmpi.files import appearing
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
-from istmpi.report.styles import BLUE, DARK_INK, DARK_PAPER, INK, PAPER, SKY
+from istmpi.report.styles import BLUE, INK, PAPER
 from istmpi.report.verdict import verdict
 
 if TYPE_CHECKING:
     from istmpi.report.comparison_plots import Picture
 
 STYLE = f"""
-:root {{ color-scheme: light dark; --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE};
-        --tint: #e8f1f8 }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: {DARK_INK}; --paper: {DARK_PAPER}; --faint: #a3a9b0;
-        --line: #3a4046; --best: {SKY}; --tint: #1d2f3d }} }}
+:root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink);
        background: var(--paper); overflow-wrap: break-word }}
-h1 {{ font-size: 1.5em; line-height: 1.25 }} h2 {{ font-size: 1.3em; margin-top: 2em }}
-h3 {{ font-size: 1.05em; margin: 1.8em 0 .4em }}
-.verdict {{ font-size: 1.1em; max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
-.made, caption, figcaption, .more {{ color: var(--faint); font-size: .85em }}
-.made code {{ overflow-wrap: anywhere }}
+.verdict {{ max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
+.made, .more {{ color: var(--faint); font-size: .85em }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
-th:first-child {{ text-align: left; font-weight: 600; position: sticky; left: 0; background: var(--paper) }}
-thead th {{ border-bottom: 2px solid var(--faint); vertical-align: bottom }}
+th:first-child, .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
 tbody th {{ font-weight: 400 }}
-.texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
-.value, .unbroken {{ white-space: nowrap }}
-.more {{ display: block }} .value + .value {{ color: var(--faint) }}
+.value {{ white-space: nowrap }} .more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
-.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
-            margin: 1.2em 0 }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem }}
 figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
-li {{ margin: .2em 0 }} a {{ color: var(--best) }} summary {{ cursor: pointer; font-weight: 600; margin: 1em 0 }}
-@media (max-width: 40rem) {{ body {{ font-size: 15px; margin-top: 1rem }} th, td {{ padding: .3em .4em }}
-                            table {{ font-size: .87em }} .value + .value {{ display: block }} }}
 """
 
-UNITS = "s|min|h|bytes|[kMGTP]?B|[kMGTP]?J|W|[kMGTP]|examples|ranks|rounds|of"
-NAME = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
-NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)")
+
+def made() -> str:
+    """Say when, with what, where and by which command a page is made."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    moment = datetime.now().astimezone()
+    where = f"{moment:%Y-%m-%d %H:%M %z} by istmpi {__version__} on {platform.node()}: {command}"
+    return f"Made on {printable(where)}"
 
 
-@dataclass(frozen=True)
-class Made:
-    """The date, version, host and command of a page."""
-
-    date: str
-    version: str
-    host: str
-    command: str
-
-    @staticmethod
-    def now() -> "Made":
-        """Describe this moment and this process."""
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        moment = datetime.now().astimezone()
-        return Made(f"{moment:%Y-%m-%d %H:%M %z}", __version__, printable(platform.node()), printable(command))
-
-
-@dataclass(frozen=True)
-class Section:
-    """The part of a page for one data set."""
-
-    data: str
-    comparison: Comparison
-    pictures: "Sequence[Picture] | None"
-    """The pictures; None where matplotlib is not installed."""
-
-
-def page(sections: Sequence[Section], title: str, made: Made) -> str:
-    """The text of a whole file, a part for each data set; links to these where there are several."""
-    parts, links = "", ""
-    for place, section in enumerate(sections, 1):
-        names = ", ".join(group.label for group in section.comparison.groups)
-        links += f'<li><a href="#data-{place}">{escape(section.data)}</a>: {escape(names)}</li>\n'
-        if len(sections) > 1:
-            parts += f'<h2 id="data-{place}">Data: {escape(section.data)}</h2>\n'
-        parts += _section(section)
-    if len(sections) > 1:
-        parts = f"<p>Runs on {len(sections)} data sets, each compared by itself:</p><ul>\n{links}</ul>\n{parts}"
+def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: str, made: str) -> str:
+    """The text of a whole file; ``pictures`` are None where matplotlib is not installed."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
-{parts}<p class="made">Made on <time class="unbroken">{escape(made.date)}</time> by istmpi {escape(made.version)} on \
-{escape(made.host)}: <code>{escape(made.command)}</code></p>
+{_body(comparison, pictures)}<p class="made">{escape(made)}</p>
 </body></html>
 """
 
@@ -115,21 +66,11 @@ def write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
-def _shared_settings(comparison: Comparison) -> list[tuple[str, str]]:
-    """The settings in which all runs that have any agree."""
-    runs = [curve.settings for group in comparison.groups for curve in group.curves if curve.settings]
-    if not runs:
-        return []
-    first, *others = runs
-    return [(key, str(value)) for key, value in first.items() if all(its.get(key) == value for its in others)]
-
-
-def _section(section: Section) -> str:
-    comparison = section.comparison
+def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:
     first, *others = map(_table, sheets(comparison))
     pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
-    if section.pictures is not None:
-        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in section.pictures)
+    if drawn is not None:
+        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in drawn)
         pictures = (
             f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
         )
@@ -139,22 +80,14 @@ def _section(section: Section) -> str:
         for curve in group.curves
     ]
     details = {"The runs": _texts(("method", "seed", "evaluations", "state", "folder"), runs)}
-    if shared := _shared_settings(comparison):
-        details[f"The {len(shared)} settings that all runs share"] = _texts(("setting", "value"), shared)
     return (
-        f'<p class="verdict">{unbroken(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
-        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{unbroken(line)}</li>' for line in notes(comparison))}</ul>\n"
+        f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
+        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"
         + "".join(f"<details><summary>{title}</summary>\n{table}</details>\n" for title, table in details.items())
     )
 
 
-def unbroken(text: str) -> str:
-    """Text for HTML in which no number is parted from its unit, and no method's name in its middle."""
-    return NAME.sub(r'<span class="unbroken">\g<0></span>', NUMBER_AND_UNIT.sub("&nbsp;", escape(text)))
-
-
 def _table(sheet: Sheet) -> str:
-    """A table; the best figures of a row are marked by a star, bold letters and a tint: not by colour alone."""
     marks = sheet.best or [frozenset()] * len(sheet.rows)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
@@ -171,7 +104,7 @@ _BEST = ' class="best" title="the best of its row"'
 def _cell(text: str) -> str:
     first, *more = text.split("\n")
     parts = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
-    return " ".join(parts) + "".join(f'<span class="more">{unbroken(line)}</span>' for line in more)
+    return " ".join(parts) + "".join(f'<span class="more">{escape(line)}</span>' for line in more)
 
 
 def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

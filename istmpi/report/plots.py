@@ -1,6 +1,5 @@
 """Pictures of a run, drawn from the record in its folder."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,41 +15,26 @@ from istmpi.units import counted, in_seconds
 
 PICTURES = PROGRESS, TIME = "progress.png", "time.png"
 
-TRAINED = {
-    True: "the subnets, each the part of the network that a rank was dealt and trains in a round",
-    False: "what every rank trains, on its own batches",
-}
-"""The owner of the training loss where a method deals out, and where it does not."""
-EXPLAINED = (
-    "Training loss: of {}; mean over ranks and local steps. Test loss: of the whole network, on examples that nobody "
-    "trains on."
-)
-OF_SUBNETS = " A subnet has fewer units, so its loss may well be the higher one."
-
 
 def draw(folder: Path) -> list[Path]:
-    """Draw a run's folder: ``progress.png`` (score and loss against time and rounds), ``time.png`` (the phases).
-
-    The learning rate has a panel of its own below them where it is not the same in all rounds.
+    """Draw a run's folder: ``progress.png`` (score and loss, and the learning rate if it changes), ``time.png``.
 
     ImportError where matplotlib is not installed, DataError where the record is damaged, OutputError where a picture
     cannot be written.
     """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
-    ranks, method = summary.whole("ranks", 1), ""
-    title = folder.name
+    title, method = folder.name, ""
     if (folder / SETTINGS).is_file():
         run = Run.load(str(folder / SETTINGS))
         method = run.method.name
         title = f"{run.name}: {method}"
-    title += f" on {counted(ranks, 'rank')}"
+    title += f" on {counted(summary.whole('ranks', 1), 'rank')}"
     score_name, phases = summary.text("score_name"), summary.figures("seconds", 0)
     with looking_alike():
-        return [
-            _progress(lines, score_name, title, method, folder / PROGRESS),
-            _time(phases, f"Where the time went, {title}", folder / TIME),
-        ]
+        _progress(lines, score_name, title, method, folder / PROGRESS)
+        _time(phases, f"Where the time went, {title}", folder / TIME)
+    return [folder / PROGRESS, folder / TIME]
 
 
 def missing(folder: Path) -> bool:
@@ -60,65 +44,53 @@ def missing(folder: Path) -> bool:
     return not all(path.exists() and path.stat().st_mtime_ns >= finished for path in pictures)
 
 
-def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path) -> Path:
+def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     split = "validation" if any("validation_score" in line for line in lines) else "test"
     keys = ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
     scored = [line for line in lines if keys[0] in line]
     scores, errors = ([line.figure(name) for line in scored] for name in keys)
-    losses = [line.figure("loss") for line in lines]
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     changing = len(rates) == len(lines) and len(set(rates)) > 1  # the record of an earlier istmpi has none
     heights = [3, 3, 1.2][: 2 + changing]
-    figure = Figure(figsize=(10, sum(heights) + 1.2), layout="constrained")
-    axes = figure.subplots(len(heights), 2, height_ratios=heights, sharey="row", sharex="col")
+    figure = Figure(figsize=(7, sum(heights) + 1), layout="constrained")
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     deals = bool(method) and spec_of(method).deals
     colour = styles([method])[method].colour if method else BLUE
-    seconds, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
-    names = plain(f"{split} {score_name}"), "loss", "learning rate"
-    columns = ("seconds", factor, f"training time ({seconds})"), ("round", 1, "rounds")
-    for column, (key, scale, label) in zip(axes.T, columns):
-        everywhere, where = ([line.figure(key) / scale for line in some] for some in (lines, scored))
-        top, bottom, *rest = column
-        top.plot(where, scores, "o-", color=colour)
-        bottom.plot(everywhere, losses, "--", color=GRID, label="training" + ", subnets" * deals)
-        bottom.plot(where, errors, "o-", color=colour, label=f"{split}, whole network")
-        bottom.legend()
-        for axis in rest:
-            axis.step([0, *everywhere], [rates[0], *rates], color=INK, where="pre")
-            axis.set_ylim(bottom=0)
-        column[-1].set_xlabel(label)
-    for axis, text in zip(axes[:, 0], names):
+    unit, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
+    everywhere, where = ([line.figure("seconds") / factor for line in some] for some in (lines, scored))
+    axes[0].plot(where, scores, "o-", color=colour)
+    label = "training" + ", subnets" * deals
+    axes[1].plot(everywhere, [line.figure("loss") for line in lines], "--", color=GRID, label=label)
+    axes[1].plot(where, errors, "o-", color=colour, label=f"{split}, whole network")
+    axes[1].legend()
+    for axis in axes[2:]:
+        axis.step([0, *everywhere], [rates[0], *rates], color=INK, where="pre")
+        axis.set_ylim(bottom=0)
+    for axis, text in zip(axes, (plain(f"{split} {score_name}"), "loss", "learning rate")):
         axis.set_ylabel(text)
+    axes[-1].set_xlabel(f"training time ({unit})")
     figure.suptitle(plain(title))
-    explanation = EXPLAINED.format(TRAINED[deals]) + OF_SUBNETS * deals
-    figure.supxlabel(textwrap.fill(explanation, 130), fontsize=8.5)
+    whose = "the subnets, which have fewer units" if deals else "what every rank trains, on its own batches"
     end = f"test {score_name} {scores[-1]:.4g} at the end" if scores else "never evaluated"
-    save(figure, path, title, f"{end}. {explanation}")
-    return path
+    save(figure, path, title, f"{end}. Training loss: of {whose}. Test loss: of the whole network.")
 
 
-def _time(phases: Mapping[str, float], title: str, path: Path) -> Path:
+def _time(phases: Mapping[str, float], title: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     names, whole = in_order(phases), sum(phases.values())
     unit, factor = axis_unit(max(phases.values(), default=0), SECONDS)
     figure = Figure(figsize=(7, 1.4 + 0.28 * len(names)), layout="constrained")
     axis = figure.subplots()
-    bars = axis.barh(
-        [plain(name) for name in names],
-        [phases[name] / factor for name in names],
-        color=[PHASES.get(name, GRID) for name in names],
-        edgecolor=INK,
-        linewidth=0.6,
-    )
-    shares = (f"{phases[name] / factor:.3g} {unit}, {phases[name] / whole:.0%}" if whole else "0 s" for name in names)
-    axis.bar_label(bars, list(shares), padding=3)
+    lengths, colours = [phases[name] / factor for name in names], [PHASES.get(name, GRID) for name in names]
+    bars = axis.barh([plain(name) for name in names], lengths, color=colours, edgecolor=INK, linewidth=0.6)
+    shares = [f"{phases[name] / factor:.3g} {unit}, {phases[name] / whole:.0%}" if whole else "0 s" for name in names]
+    axis.bar_label(bars, shares, padding=3)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     axis.margins(x=0.2)
     axis.set_title(plain(title))
     axis.set_xlabel(f"time ({unit}), mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
     save(figure, path, title, ", ".join(f"{name} {in_seconds(phases[name])}" for name in names))
-    return path

@@ -6,11 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from istmpi.config import Setting, every_setting
-from istmpi.names import NETWORKS
 from istmpi.settings import schema_of
 
 SCHEMA = "http://json-schema.org/draft-07/schema#"
-"""The draft that editors of TOML read."""
 
 _PAGE = """# Settings
 
@@ -25,14 +23,6 @@ and mark what cannot be. With taplo (Even Better TOML in VS Code, Helix, Zed), w
 ```
 
 with the address or the absolute path (`file:///...`) of that file.
-
-Shells complete names and values behind TAB (`--method d`, `--set method.na`, runs) once they are told:
-
-```
-eval "$(_ISTMPI_COMPLETE=bash_source istmpi)"                        # in ~/.bashrc
-eval "$(_ISTMPI_COMPLETE=zsh_source istmpi)"                         # in ~/.zshrc
-_ISTMPI_COMPLETE=fish_source istmpi > ~/.config/fish/completions/istmpi.fish
-```
 
 """
 
@@ -74,7 +64,10 @@ def schema() -> dict[str, Any]:
         if not section:
             properties |= {setting.name: schema_of(setting.hint) for setting in settings}
         else:
-            properties[section] = _networks(settings) if section == "model" else _closed(_properties(settings))
+            common = [setting for setting in settings if section != "model" or not setting.owner]
+            properties[section] = _closed(_properties(common))
+            if section == "model":
+                del properties[section]["additionalProperties"]  # each network has settings of its own
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
 
 
@@ -84,18 +77,3 @@ def _properties(settings: Iterable[Setting]) -> dict[str, Any]:
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _networks(settings: Iterable[Setting]) -> dict[str, Any]:
-    """The section [model], whose settings depend on the network; those of a user's own class are open."""
-    settings_of: dict[str, list[Setting]] = {}
-    for setting in settings:
-        settings_of.setdefault(setting.owner, []).append(setting)
-    common = settings_of.pop("")
-    cases = []
-    for network in ("mlp", *NETWORKS):
-        named: dict[str, Any] = {"properties": {"name": {"const": network}}}
-        if network != "mlp":
-            named["required"] = ["name"]  # without one it is mlp
-        cases.append({"if": named, "then": _closed(_properties([*common, *settings_of[network]]))})
-    return {"type": "object", "properties": _properties(common), "allOf": cases}

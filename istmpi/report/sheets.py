@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Spread, in_order, reached
+from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Spread, in_order
 from istmpi.report.comparison import best as best_of
-from istmpi.report.curves import Curve
 from istmpi.report.names import differing, facts, text
-from istmpi.report.units import energy, number, size
+from istmpi.report.units import number, size
 from istmpi.units import in_seconds
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
@@ -20,7 +19,6 @@ class Sheet:
 
     title: str
     corner: str
-    """The text above the names of the rows."""
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
@@ -31,9 +29,7 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("Training time", in_seconds),
     "bytes": ("Bytes sent by all ranks", size),
     "examples": ("Examples consumed by all ranks", number),
-    "joules": ("Energy", energy),
 }
-"""The title of each figure's table, and the function that writes a figure."""
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
@@ -41,7 +37,7 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     groups = comparison.groups
     columns = tuple(group.label for group in groups)
     made = []
-    for figure in comparison.figures:
+    for figure in FIGURES:
         title, write = TITLES[figure]
         rows, best = [], []
         for target in comparison.targets:
@@ -74,24 +70,9 @@ def notes(comparison: Comparison) -> list[str]:
         )
     else:
         lines.append("x: times the best method's figure. One run of each method: repeats would show the noise.")
-    early = {target: _at_once(comparison, target) for target in comparison.targets}
-    early = [f"{target:g} by {', '.join(names)}" for target, names in early.items() if names]
-    if early:
-        lines.append(f"Reached by the first evaluation, perhaps long before: {'; '.join(early)}. Evaluate more often.")
-    if comparison.watts is not None:
-        lines.append(f"Energy: {comparison.watts:g} W a node, a rank a node, during training.")
     for group in comparison.groups:
         lines += [f"{group.label}, seed {curve.seed}: {curve.problem}" for curve in group.curves if curve.problem]
     return lines
-
-
-def _at_once(comparison: Comparison, target: float) -> list[str]:
-    """The methods of which a run had reached a target when it was first evaluated."""
-
-    def at_once(curve: Curve) -> bool:
-        return bool(curve.points) and reached(curve.points, target, comparison.higher_is_better) is curve.points[0]
-
-    return [group.label for group in comparison.groups if any(map(at_once, group.curves))]
 
 
 def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
@@ -149,8 +130,6 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         "sent by all ranks": ended("bytes"),
         "sent by a rank": (cells(sent, size), nothing),
     }
-    if comparison.watts is not None:
-        rows["energy"] = ended("joules")
     made = tuple((name, tuple(texts)) for name, (texts, _) in rows.items())
     return Sheet("At the end", "", columns, made, tuple(best for _, best in rows.values()))
 

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 INK, PAPER, GRID = "#1b1b1b", "#ffffff", "#7f7f7f"
 """Text and axes, what they are on, and lines that help to read."""
-DARK_INK, DARK_PAPER = "#e8e8e8", "#14171a"
-"""Ink and paper for a reader who prefers dark pages."""
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, whose black is `INK` here: it holds under all three kinds of colour blindness."""
 BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
-"""Colours as far from these and from each other as can be, for all eyes and on both pages."""
+"""Colours as far from these and from each other as can be, for all eyes."""
 
 
 @dataclass(frozen=True)

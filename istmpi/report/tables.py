@@ -1,15 +1,14 @@
 """Tables of plans, costs and comparisons, for the console."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from istmpi.config import Run
 from istmpi.config.sections import Optimizer
-from istmpi.cost import Cost
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.survey import Row
@@ -19,6 +18,7 @@ from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets
 from istmpi.report.units import duration, number, size
 from istmpi.report.verdict import verdict
+from istmpi.units import counted
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
 """A note on costs whose shares nobody knows beforehand."""
@@ -36,63 +36,54 @@ def _text(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def plan(
-    console: Console,
-    run: Run,
-    network: Architecture,
-    phases: Sequence[tuple[Cost, int]],
-    alone: Cost,
-    exact: int | None = None,
-) -> None:
-    """Print the memory, FLOPs and bytes of a run; ``alone`` is its cost on one rank, ``exact`` the bytes of its seed.
-
-    ``phases``: the methods that it uses one after the other, each with its rounds; the shapes are the first one's.
-    """
-    cost = phases[0][0]
-    largest, whole = cost.largest, alone.largest
-    console.print(
-        f"[bold]{escape(run.name)}[/]: {cost.method} on {cost.ranks} ranks, "
-        f"{escape(', '.join(cost.groups)) or 'nothing'} dealt out"
-    )
+def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
+    """Print the plan of a run: its figures as `istmpi.cli.plan` has them for programs."""
+    phases, ranks = figures["phases"], figures["ranks"]
+    dealt = ", ".join(figures["dealt_out"]) or "nothing"
+    console.print(f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {ranks} ranks, {escape(dealt)} dealt out")
     shapes = Table(box=None, pad_edge=False)
     for title in "parameter", "axes", "network", "largest subnet":
         shapes.add_column(title, overflow="fold")
-    for name, parameter in network.parameters.items():
-        sizes = (parameter.pattern.shape(lengths) for lengths in (network.lengths, largest.part.lengths))
-        shapes.add_row(escape(name), escape(str(parameter.pattern)), *(" x ".join(map(str, shape)) for shape in sizes))
+    for each in figures["parameters"]:
+        sizes = (" x ".join(map(str, each[key])) for key in ("network", "largest_subnet"))
+        shapes.add_row(escape(each["name"]), escape(each["axes"]), *sizes)
     console.print(shapes)
-    products = max(part.flops.products for part in cost.parts)
-    trained, its = (phase.network + phase.gradients + phase.optimizer for phase in (largest.memory, whole.memory))
-    its_rest = whole.memory.activations + whole.memory.copies
-    rest = largest.memory.buffers + largest.memory.activations + largest.memory.copies
+
+    def memory(*kinds: str) -> tuple[str, str, str]:
+        its, alone = (
+            size(sum(figures[whose][kind] for kind in kinds))
+            for whose in ("memory_of_largest_rank", "memory_of_one_process")
+        )
+        return its, "", alone
+
+    of_whom, sent = ("largest_rank", "all_ranks", "one_process"), phases[0]["round_bytes"]
     rows = (
-        ("weights trained", number(largest.elements), number(cost.held.held_elements), number(whole.elements)),
-        ("FLOPs a local step", number(products), number(cost.flops("products")), number(whole.flops.products)),
-        ("bytes sent a round", size(cost.round_bytes / cost.ranks), size(cost.round_bytes), size(0)),
-        ("memory: owned rows", size(largest.memory.owned)),
-        ("memory: network, gradients, optimizer", size(trained), "", size(its)),
-        ("memory: buffers, activations, copies", size(rest), "", size(its_rest)),
-        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, cost.ranks))),
+        ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
+        ("FLOPs a local step", *(number(figures["flops_per_local_step"][whose]) for whose in of_whom)),
+        ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
+        ("memory: owned rows", memory("owned")[0]),
+        ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
+        ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
+        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
     )
     console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
-    first = 0
-    for phase, rounds in phases:
-        consumed = number(rounds * phase.local_steps * phase.examples_per_step)
-        method = f" of {phase.method}" if len({phase.method for phase, _ in phases}) > 1 else ""
-        if len(phases) > 1 and phases[0][0].side:
-            method += f" on images of {phase.side} x {phase.side} ({number(phase.flops('products'))}FLOP a local step)"
+    for phase in phases:
+        method = f" of {phase['method']}" if len({each["method"] for each in phases}) > 1 else ""
+        if phases[0]["side"] and len(phases) > 1:
+            flops = number(phase["flops_per_local_step"])
+            method += f" on images of {phase['side']} x {phase['side']} ({flops}FLOP a local step)"
         console.print(
-            f"{rounds} round{'s' * (rounds > 1)}{method} with {phase.local_steps} local steps: {consumed} examples, "
-            f"{size(phase.sent_bytes(first, rounds))} sent by all ranks"
+            f"{counted(phase['rounds'], 'round')}{method} with {phase['local_steps']} local steps: "
+            f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
         )
-        first += rounds
-    if exact is not None:
-        console.print(f"in this run, by its seed: {exact:,} bytes sent by all ranks, evaluations left out")
-    console.print(
-        f"learning rate {learning_rate(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in phases))}"
-    )
+    if figures["sent_bytes"] is not None:
+        console.print(
+            f"in this run, by its seed: {figures['sent_bytes']:,} bytes sent by all ranks, evaluations left out"
+        )
+    steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
+    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
     if network.inexact:
         console.print(escape(inexact(network)))
 
@@ -112,7 +103,6 @@ def learning_rate(optimizer: Optimizer, steps: int) -> str:
 
 
 def inexact(network: Architecture) -> str:
-    """A note on FLOPs that are told too large."""
     modules = ", ".join(module or "its own forward" for module in network.inexact)
     return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
 
@@ -126,31 +116,20 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Mfloat received a step, all ranks": lambda row: f"{row['received_floats_per_step'] / 1e6:.5g}",
     "GFLOP a step, all ranks": lambda row: f"{row['flops_per_step'] / 1e9:.2f}",
     "Sent a step and rank": lambda row: size(row["sent_bytes_per_step_and_rank"]),
-    "Sent an example": lambda row: size(row["sent_bytes_per_example"]),
-    "FLOPs an example": lambda row: number(row["flops_per_example"]),
     "Memory a rank": lambda row: size(row["memory_bytes"]),
-    "Trained in a round": lambda row: f"{row['trained_share_per_round']:.1%}",
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _speed,
-    "Price of an epoch": lambda row: f"{row['price_per_epoch']:.3g}",
-    "Energy of an epoch": lambda row: f"{row['kwh_per_epoch']:.3g} kWh",
 }
 """The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
-"""The largest width of a figure with its unit."""
-
-NEEDS = {"Price of an epoch": "price_per_epoch", "Energy of an epoch": "kwh_per_epoch"}
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
-    """Print all tables of a survey, side by side on a console that is wide enough."""
+    """Print all tables of a survey."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
-    tables = []
     for title, cell in TABLES.items():
-        if title in NEEDS and NEEDS[title] not in rows[0]:
-            continue
         for shown in _side_by_side(methods, console.width):
             table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
             table.min_width = min(len(title), console.width)
@@ -159,8 +138,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
             for ranks in sorted({row["ranks"] for row in rows}):
                 its = (cells.get((method, ranks)) for method in shown)
                 table.add_row(str(ranks), *(cell(row) if row else "" for row in its))
-            tables.append(table)
-    console.print(Columns(tables, padding=(1, 4)))
+            console.print(table, "")
 
 
 def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
@@ -179,23 +157,26 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 def cluster(console: Console, cluster: Cluster) -> None:
     """Print the measurements of a cluster, with the median relative error of each fit."""
 
-    def row(name: str, seconds: float | None, rate: str, fit: str = "") -> tuple[str, ...]:
-        error = cluster.measured[fit].get("median_relative_error") if fit else None
-        missing = "one rank sends nothing" * bool(fit)
-        latency = "" if seconds is None else f"{seconds * 1e6:.1f} µs"
-        return name, latency, rate, missing if error is None else f"{error:.0%}"
+    def fitted(name: str) -> str:
+        error = cluster.measured.get(name, {}).get("median_relative_error")
+        return "" if error is None else f"{error:.0%}"
+
+    def latency(seconds: float) -> str:
+        return f"{seconds * 1e6:.1f} µs"
 
     touched = cluster.touch_seconds_per_byte
+    links = [
+        (name, latency(link.latency), f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), fitted(name))
+        for name, link in cluster.links.items()
+    ]
+    handled = size(1 / cluster.handle_seconds_per_byte)
     rows = [
-        *(
-            row(name, link.latency, f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), name)
-            for name, link in cluster.links.items()
-        ),
-        row("transfers", cluster.transfer_seconds, f"{size(1 / cluster.handle_seconds_per_byte)}/s", "transfer"),
-        row("products", cluster.product_seconds, f"{number(cluster.flops[0])}FLOP/s", "products"),
-        row("beside products", None, f"{size(1 / touched)}/s" if touched else "", "steps"),
-        row("local step", cluster.step_seconds, ""),
-        row("deal", cluster.deal_seconds, ""),
+        *links,
+        ("transfers", latency(cluster.transfer_seconds), f"{handled}/s", fitted("transfer")),
+        ("products", latency(cluster.product_seconds), f"{number(cluster.flops[0])}FLOP/s", fitted("products")),
+        ("beside products", "", f"{size(1 / touched)}/s" if touched else "", fitted("steps")),
+        ("local step", latency(cluster.step_seconds), "", ""),
+        ("deal", latency(cluster.deal_seconds), "", ""),
     ]
     console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
     console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))

@@ -13,11 +13,6 @@ def number(value: float) -> str:
     return _scaled(value).rstrip()
 
 
-def energy(joules: float) -> str:
-    """Joules with a decimal prefix: ``3.6 MJ``."""
-    return f"{_scaled(joules)}J"
-
-
 def duration(seconds: float) -> str:
     """Seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 60:
@@ -30,8 +25,6 @@ def duration(seconds: float) -> str:
 
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
-EXAMPLES = {"examples": 1, "thousand examples": 1e3, "million examples": 1e6}
-"""Units of an axis, from the smallest."""
 
 
 def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:

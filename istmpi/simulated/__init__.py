@@ -10,9 +10,8 @@ from typing import Any
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.mpi import stand_in_here
 from istmpi.errors import IstmpiError
-from istmpi.simulated.communicator import Job
+from istmpi.simulated.communicator import Job, SimulatedMPI
 from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, Kill, Stop
-from istmpi.simulated.library import SimulatedMPI
 from istmpi.simulated.network import KILLED, Context, Network
 from istmpi.simulated.scheduler import Ended, Task
 
@@ -42,17 +41,12 @@ class Outcome:
     ended: BaseException | None
     """The error that ended the job before its ranks came to their ends."""
     happened: Sequence[str]
-    """The faults that came about, in words."""
     dead: frozenset[int]
-    """The ranks that were killed."""
     calls: Sequence[int]
-    """The number of MPI calls of each rank."""
     messages: Counter[str]
     """The number of ``messages``, and the ``bytes`` of those from one rank to one other."""
     switches: int
-    """The number of times that another rank's turn came."""
     seconds: float
-    """Virtual time that went by."""
     trace: int
     """A checksum of all calls with their times: equal ones are of the same schedule."""
 

@@ -15,7 +15,6 @@ from istmpi.simulated.network import Context, Network
 from istmpi.simulated.requests import Request
 
 Brought = dict[int, Any]
-"""Contributions by world rank, of the ranks that have arrived so far."""
 
 
 @dataclass(eq=False)
@@ -101,7 +100,6 @@ class Collectives:
             del self._open[key]
 
     def _lose(self, killed: int) -> None:
-        """Lose at random what a killed rank brought, for each rank that has not left yet."""
         for collective in self._open.values():
             for rank, entry in collective.entries.items():
                 if (

@@ -1,4 +1,4 @@
-"""A communicator of a simulated job, by mpi4py's names: the calls that `istmpi.comm` makes, and some for tests."""
+"""The stand-in for mpi4py: its MPI module, and communicators with the calls that `istmpi.comm` makes or tests need."""
 
 from __future__ import annotations
 
@@ -189,7 +189,6 @@ class SimulatedCommunicator:
     # ---- other communicators
 
     def _new(self, name: str, groups: Callable[[list[Any]], list[tuple[int, ...]]], brought: Any = None) -> Any:
-        """A new communicator for each of some groups of world ranks, of which this rank is in one."""
         request = self._collective(name, (brought, {}), None, lambda by_rank: by_rank)
         by_rank = self._result(request)
         contexts = by_rank[0][1]  # the first rank that leaves makes them, for all
@@ -229,7 +228,6 @@ class SimulatedCommunicator:
 
 
 def bytes_of(buffer: Any) -> np.ndarray:
-    """The memory of a buffer as bytes."""
     memory = buffer[0] if isinstance(buffer, list | tuple) else buffer
     values = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, dtype=np.uint8)
     assert values.flags.c_contiguous, "MPI takes contiguous memory"
@@ -245,3 +243,39 @@ def _exactly(values: bytes, nbytes: int, call: str) -> np.ndarray:
     if len(values) != nbytes:
         raise SimulationError(f"{call}: {len(values)} bytes were sent where {nbytes} were expected")
     return np.frombuffer(values, dtype=np.uint8)
+
+
+class SimulatedMPI:
+    """The MPI library of one rank."""
+
+    BYTE, COMM_TYPE_SHARED = "BYTE", "COMM_TYPE_SHARED"
+    IN_PLACE, MAX = IN_PLACE, np.maximum
+    THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+    Request, Status = Request, Status
+    REQUEST_NULL = Request()
+    Exception = ()
+    """Empty: a simulated call raises none of MPI's errors."""
+
+    def __init__(self, job: Job, world: Context, rank: int):
+        self._network, self._rank = job.network, rank
+        self.COMM_WORLD = SimulatedCommunicator(job, world, rank)
+
+    def Query_thread(self) -> int:
+        return self.THREAD_SINGLE  # which of several threads runs would be no draw of ours
+
+    def get_vendor(self) -> tuple[str, tuple[int, ...]]:
+        return "simulated", ()
+
+    def Get_library_version(self) -> str:
+        return "simulated"
+
+    # ---- for `istmpi.comm.mpi.stand_in`
+
+    def now(self) -> float:
+        return self._network.scheduler.now
+
+    def rest(self) -> None:
+        self._network.rest(self._rank)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the simulated MPI has no {name}: see {__name__}")

@@ -12,9 +12,7 @@ KINDS = (DELAYS, STOPS, SLOW, KILLS)
 """The kinds of faults; all but the last leave the result as it is, to the last bit."""
 
 CALL_SECONDS = 1e-6
-"""Virtual time that a call of MPI takes its rank."""
 MESSAGE_SECONDS = 1e-5
-"""Virtual time that a message is under way, beside its bytes."""
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
 """A larger message waits at its sender until it is received, as MPI libraries do; what is drawn does so at random."""
@@ -46,7 +44,6 @@ class Faults:
     """Draws the time that every call and message takes, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
-    """The factor by which a rank's calls take longer."""
     kills: Sequence[Kill] = ()
 
     @classmethod
@@ -87,11 +84,9 @@ class Timing:
         return math.exp(self._draw.gauss(0.0, self._spread)) if self._draw else 1.0
 
     def call(self, rank: int) -> float:
-        """Seconds that a rank's next call takes."""
         return CALL_SECONDS * self._times() * self._slow.get(rank, 1.0)
 
     def message(self, nbytes: int = 0) -> float:
-        """Seconds that a message is under way."""
         return MESSAGE_SECONDS * self._times() + nbytes / BYTES_PER_SECOND
 
     def noticing(self) -> float:

@@ -37,7 +37,6 @@ class Receive:
     source: int
     tag: int
     into: np.ndarray | None
-    """None for a Python object."""
     request: Request
 
 
@@ -140,7 +139,6 @@ class Mail:
             self._network.scheduler.after(self._network.timing.message(), lambda _: message.sent.finish())
 
     def _lose(self, killed: int) -> None:
-        """Lose what has not left a killed rank's own memory, and at random what has not arrived."""
         for box in self._boxes.values():
             lost = self._network.timing.lost()
             for message in box.flying:

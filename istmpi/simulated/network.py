@@ -27,21 +27,16 @@ class Network:
         self.scheduler = Scheduler(ranks, self.standstill)
         self.timing = Timing(faults)
         self.messages: Counter[str] = Counter()
-        """The number of messages, and their bytes."""
         self.trace = 0
-        """A checksum of all calls with their times."""
         self.happened: list[str] = []
-        """The faults that came about, in words."""
         self.dead: set[int] = set()
         self.on_kill: list[Callable[[int], None]] = []
-        """Called with the rank that was killed."""
         self._contexts = 0
         self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
         self._stops = {(stop.rank, stop.call): stop.seconds for stop in faults.stops}
         self._kills = {kill.rank: kill for kill in faults.kills}
 
     def next_context(self) -> int:
-        """The number of a new communicator."""
         self._contexts += 1
         return self._contexts
 
@@ -114,7 +109,6 @@ class Network:
         self.stir(request.rank)
 
     def _kill(self, task: Task) -> None:
-        """Remove a rank for good; its thread unwinds only after the job has ended."""
         task.dead = True
         self.dead.add(task.rank)
         self.happened.append(f"rank {task.rank} was killed in {task.call}, its call {task.calls}")

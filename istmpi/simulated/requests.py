@@ -44,7 +44,6 @@ class Request:
             self.network.ended(self)
 
     def take(self, status: Status | None = None) -> None:
-        """Hand the result to the rank that asked."""
         self.null = True
         self.on_taking(self)
         if status is not None:

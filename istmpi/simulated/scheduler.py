@@ -28,10 +28,8 @@ class Task:
         self.rank = rank
         self.calls = 0
         self.call = ""
-        """The MPI call that it is in, or was in last."""
         self.done = self.dead = self.resting = False
         self.awaited: Any = None
-        """The request that it waits for."""
         self.thread: threading.Thread | None = None
         self.baton = threading.Lock()
         self.baton.acquire()
@@ -50,7 +48,6 @@ class Scheduler:
         self.switches = 0
         self.ending = False
         self.verdict: BaseException | None = None
-        """Why the job ends before its ranks do."""
         self._list: list[tuple[float, int, Callable[[Any], None] | None, Any]] = []
         self._number = 0
         self._over = threading.Lock()
@@ -71,7 +68,6 @@ class Scheduler:
         self.at(self.now + seconds, None, (task, task.ticket))
 
     def end(self, verdict: BaseException) -> None:
-        """End the job: nothing else happens in it."""
         self.verdict = self.verdict or verdict
 
     # ---- for the task that has the baton
@@ -149,7 +145,6 @@ class Scheduler:
             raise
 
     def _unwind(self) -> None:
-        """Let the threads that are left end, one after the other."""
         self.ending = True
         for task in self.tasks:
             if not task.done:
@@ -170,7 +165,6 @@ class Scheduler:
             self._hand_to(self._following())
 
     def left(self) -> Sequence[Task]:
-        """The tasks that are neither done nor dead."""
         return [task for task in self.tasks if not (task.done or task.dead)]
 
 

@@ -25,7 +25,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.foreign import one_line
-from istmpi.simulated import DELAYS, KILLED, KILLS, SLOW, STOPS, Faults, Outcome, simulate
+from istmpi.simulated import DELAYS, KILLED, KILLS, KINDS, SLOW, STOPS, Faults, Outcome, simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
@@ -58,7 +58,6 @@ class Reached:
     """The result of a run."""
 
     weights: str
-    """A digest of the whole network."""
     loss: float
     score: float
     bytes: int
@@ -112,9 +111,9 @@ class Schedule:
 
 
 class Schedules:
-    """A run under the faults of many seeds. ``kinds``: of faults, beside delays."""
+    """A run under the faults of many seeds, of these ``kinds`` beside delays."""
 
-    def __init__(self, run: Run, ranks: int, kinds: Sequence[str]):
+    def __init__(self, run: Run, ranks: int, kinds: Sequence[str] = KINDS):
         if run.method.shares == "auto":
             raise ConfigError(
                 "method.shares = 'auto' follows measured seconds, which no schedule repeats. Give shares, or none."
@@ -129,13 +128,11 @@ class Schedules:
 
     @cached_property
     def calls(self) -> Sequence[int]:
-        """The number of each rank's MPI calls in a whole run in a folder."""
         with _in_a_folder(self._run) as run:
             return self._outcome(lambda communicator: run_training(run, communicator), Faults()).calls
 
     @property
     def reached(self) -> Reached:
-        """The result of the undisturbed run."""
         return self._undisturbed.results[0]
 
     def _in_memory(self, communicator: Communicator) -> Reached:

@@ -1,10 +1,8 @@
 """Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
-The first repeat takes the run's own seed, the next ones the seeds after it; a seed decides the initial network, the
-placement of the data and every rank's batches, which all methods of a repeat share. Methods run one after the other,
-A B C A B C, so that a disturbance of the machine meets all of them. Beforehand every method trains a round of one local
-step (fedavg of one pass) that is thrown away: none pays for first connections and first pages, and a method that cannot
-train this run is found before anything is measured.
+Repeats take the run's seed and those after it. Methods run A B C A B C, so that a disturbance of the machine meets all.
+Beforehand every method trains a round of one local step (fedavg of one pass) that is thrown away: none pays for first
+connections and first pages, and a method that cannot train this run is found before anything is measured.
 """
 
 import gc
@@ -209,7 +207,6 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
-    """Choose the comparison's folder, which may yet have to be made."""
     given, number = run.output.folder, 1
     path = Path(given or f"runs/compare-{run.name}")
     try:

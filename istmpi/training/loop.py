@@ -49,7 +49,6 @@ from istmpi.training.same_data import contents, require_same_everywhere, summary
 from istmpi.training.share_log import followed, require_fit, shares_of
 from istmpi.training.tally import Tally
 from istmpi.training.targets import standardised
-from istmpi.training.transfers import told
 
 
 class Training:
@@ -214,7 +213,7 @@ class Training:
         """
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
-        with staying(), told(self.communicator, self.clock, lambda: self.rounds_done):
+        with staying():
             while not (self.done or self.stop.reason):
                 if not self._run_round():
                     return

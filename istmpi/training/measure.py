@@ -29,25 +29,21 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
 from istmpi.training.loop import Training
+from istmpi.units import counted
 
 SECONDS = 0.3
-"""Seconds of a measurement; repetitions end with it."""
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
-"""Seconds that shorter work is repeated to fill."""
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-"""Bytes that a rank sends to all others together."""
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
-"""Products that are timed."""
 MOST_ELEMENTS = 2**24
 """Elements of a factor of a product: a convolution, seen as a product, has a row for each position of each example."""
 _NOISE = 0.1
 """The least fraction of the time that is left to the rest: fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
-"""Settings of a run on digits whose time is all overhead."""
 TINY_ROUNDS = 12
 
 
@@ -60,17 +56,16 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     ranks = communicator.size
     measured: dict[str, Any] = {}
     links = {}
-    for name, measure in (("point_to_point", _pairs), ("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+    for name, measure in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         points = measure(communicator) if ranks > 1 else []
         links[name], measured[name] = _link(points)
     handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
     step, transfer, deal = _overheads(run, communicator, speed, product, touch)
-    hosts = len(set(communicator.hosts()))
     return Cluster(
-        name=f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}",
-        source=f"measured on {device} with {library()}, {threads} thread{'s' * (threads > 1)} a rank",
+        name=f"{counted(ranks, 'rank')} on {counted(len(set(communicator.hosts())), 'host')}",
+        source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
         links=links,
         flops=(speed,),
         product_seconds=product,
@@ -130,31 +125,15 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
 
 
 Point = tuple[float, float, float]
-"""Messages, bytes and seconds."""
 
 
 def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
-    """Fit α and β to measurements, and return them with these; both are zero for a single rank."""
     if not points:
         return Link(0.0, 0.0), {}
     messages, sizes, seconds = zip(*points)
     (latency, each), error = fit([messages, sizes], seconds)
     rows = [{"bytes": size, "seconds": took} for _, size, took in points]
     return Link(latency, each), {"points": rows, "median_relative_error": error}
-
-
-def _pairs(communicator: Communicator) -> list[Point]:
-    peer = communicator.rank ^ 1
-    points = []
-    for size in MESSAGE_BYTES:
-        sent, received = np.zeros(size, dtype=np.uint8), np.empty(size, dtype=np.uint8)
-
-        def work(sent=sent, received=received):
-            if peer < communicator.size:
-                communicator.exchange(peer, sent, received)
-
-        points.append((1, size, timed(communicator, work)))
-    return points
 
 
 def _alltoallv(communicator: Communicator) -> list[Point]:
@@ -187,7 +166,7 @@ def _allreduce(communicator: Communicator) -> list[Point]:
 
 def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
     """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
-    constants, handled, averaged, beyond, rows = [], [], [], [], []
+    handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
@@ -195,13 +174,11 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
             loads = PULL.load(held), PUSH.load(held)
             seconds = _pull_and_push(communicator, network, groups)
             sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
-            constants.append(1.0)
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
             beyond.append(max(seconds - sent, _NOISE * seconds))
-            rows.append({"handled_bytes": handled[-1], "averaged_bytes": averaged[-1], "seconds": seconds})
-    (_, each, mean), error = fit([constants, handled, averaged], beyond)
-    return each, mean, {"points": rows, "median_relative_error": error}
+    (_, each, mean), error = fit([[1.0] * len(handled), handled, averaged], beyond)
+    return each, mean, {"median_relative_error": error}
 
 
 def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
@@ -227,7 +204,7 @@ def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
     """Measure FLOP/s and seconds per product with the three products of a layer at a run's shapes."""
-    flops, counts, seconds, rows = [], [], [], []
+    rows = []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
         shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
         x, gradient, weight = (torch.ones(shape, device=device) for shape in shapes)
@@ -236,12 +213,10 @@ def _products(
             x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
             _finish(device)
 
-        took = timed(communicator, work)
-        flops.append(6.0 * batch * inputs * outputs)
-        counts.append(3.0)
-        seconds.append(took)
-        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": took})
-    (each, product), error = fit([flops, counts], seconds)
+        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": timed(communicator, work)})
+    flops = [6.0 * row["batch"] * row["inputs"] * row["outputs"] for row in rows]
+    seconds = [row["seconds"] for row in rows]
+    (each, product), error = fit([flops, [3.0] * len(rows)], seconds)
     if each * max(flops) < 0.01 * max(seconds):  # noise: products so small that their calls seem to take all the time
         (each,), error = fit([flops], seconds)
         product = 0.0
@@ -296,7 +271,7 @@ def _touch(
 
     They include memory that is fresh in every step, and weights that the last product drove out of the caches.
     """
-    sizes, beyond, rows = [], [], []
+    sizes, beyond = [], []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
         optimizer = optimizer_spec(run.optimizer).make(network.parameters())
@@ -313,9 +288,8 @@ def _touch(
         products = float(part.flops.products) / speed + part.flops.product_count * product
         sizes.append(float(part.touched))
         beyond.append(max(seconds - products, _NOISE * seconds))
-        rows.append({"touched_bytes": sizes[-1], "products_seconds": products, "seconds": seconds})
     (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
-    return each, {"points": rows, "median_relative_error": error}
+    return each, {"median_relative_error": error}
 
 
 def _overheads(

@@ -26,17 +26,13 @@ class LastRound:
     seconds: float
     """Seconds on the slowest rank, from when all have come to it."""
     bytes: int
-    """Bytes that all ranks handed to MPI."""
     examples: int
-    """Examples consumed by all ranks."""
     phases: Mapping[str, float]
     """Seconds by phase, the mean over ranks; rank 0's for `evaluate` after the round and `save` before it."""
     compute: tuple[float, ...]
-    """Each rank's seconds of local steps."""
     wait: tuple[float, ...]
     """Each rank's seconds at the end of the local steps until all others were there."""
     exchange: tuple[float, ...] = ()
-    """Each rank's seconds of sending."""
     background: float = 0.0
     """Seconds of sending in the background, the mean over ranks; waiting for it counts in its phase as well."""
     shares: tuple[float, ...] = ()
@@ -58,11 +54,9 @@ class LastRound:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """Return the examples and bytes a second of all ranks; None where the clock saw no time pass."""
         return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
 
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
-        """Return a copy that includes the phases since."""
         return replace(self, phases={**self.phases, **evaluating})
 
 
@@ -86,14 +80,11 @@ class Progress:
     local_steps: int
     """Local steps done by a rank that takes part in every round."""
     examples: int
-    """Examples consumed by all ranks."""
     seconds: float
     bytes: int
-    """Bytes that all ranks handed to MPI."""
     loss: float
     """Mean training loss of the round over ranks and local steps."""
     learning_rate: float
-    """The rate of the round's last local step."""
     score: Score | None = None
     """The full network's score on the test split, where it was evaluated."""
     score_name: str = ""
@@ -101,7 +92,6 @@ class Progress:
     last_round: LastRound | None = None
     """The last round; None before a round of this job is done."""
     time: float = field(default_factory=time.time)
-    """The Unix time of this state."""
     validation: Score | None = None
     """The score on the validation split, where a run uses one; the test split is then scored at the end."""
     slowest: Slowest | None = None

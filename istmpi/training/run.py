@@ -20,7 +20,6 @@ from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
 from istmpi.training.run_record import RunRecord, recall_scores
-from istmpi.training.trace import profiled, require_round
 from istmpi.training.watch import Summary, Watch
 
 
@@ -33,7 +32,6 @@ def run_training(
     deadline: float | None = None,
     signals: bool = False,
     stop: StopSign | None = None,
-    profile: int | None = None,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
@@ -42,7 +40,7 @@ def run_training(
     lie beyond are set aside. No other run may be at work in the folder meanwhile. The run stops early at the
     ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
     ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed after its
-    last round only has its summary made. ``profile``: a round, from 1, to trace (`istmpi.training.trace`).
+    last round only has its summary made.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -55,7 +53,6 @@ def run_training(
         hang_watch = HangWatch(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
         at_the_end.push(hang_watch)
         with communicator.agreed():
-            require_round(profile, run.train.rounds)
             folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
         folder = communicator.broadcast_from_root(folder)
         path = folder.path
@@ -92,7 +89,7 @@ def run_training(
         record.begin(began, start, hang_watch)
         progress = None
         try:
-            for progress in profiled(training, profile, folder, record.note):
+            for progress in training.rounds():
                 record.add(progress)
             record.save(network=not trained)
         except DivergedError as error:

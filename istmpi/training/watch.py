@@ -22,7 +22,6 @@ class BestNetwork:
     round: int
     validation: float
     score: Score
-    """The score on the test split."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +32,16 @@ class Summary:
     ranks: int
     score_name: str
     last: Progress
-    """The state after the last round, with its score."""
     seconds: dict[str, float]
-    """Mean seconds of the ranks by phase."""
     data: str = ""
     """A fingerprint of the training data; empty where each rank has its own."""
     ended: str = ""
-    """The reason why no further round was trained."""
     best: BestNetwork | None = None
-    """The best network of a run that keeps it."""
     slowest: Slowest | None = None
     """The rank that held up the others in the rounds of this job, where one did."""
 
     @property
     def examples_per_second(self) -> float:
-        """Examples a second of all ranks, evaluations left out."""
         return self.last.examples / self.last.seconds
 
 

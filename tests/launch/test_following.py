@@ -1,6 +1,5 @@
 """`istmpi train --log`: what other programs are told, read back by their own readers; and never a reason to fail."""
 
-import csv
 import os
 import shutil
 
@@ -20,12 +19,6 @@ def numbers(line):
 def plain(name):
     """A figure's name without the group that a program draws it in."""
     return name.removeprefix("phases/").removeprefix("by_rank/")
-
-
-def in_csv(folder, monkeypatch):
-    with (folder / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            yield int(row["round"]), {name: float(row[name]) for name in row if row[name] and name in numbers(row)}
 
 
 def in_tensorboard(folder, monkeypatch):
@@ -65,7 +58,7 @@ def in_mlflow(folder, monkeypatch):
     return rounds.items()
 
 
-READERS = {"csv": in_csv, "tensorboard": in_tensorboard, "wandb": in_wandb, "mlflow": in_mlflow}
+READERS = {"tensorboard": in_tensorboard, "wandb": in_wandb, "mlflow": in_mlflow}
 
 
 @pytest.mark.parametrize("library", ["tensorboard", "wandb", "mlflow"])
@@ -77,7 +70,7 @@ def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(mpirun, tmp_
         "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
-    command = ["istmpi", "train", *SMALL, "--log", library, "--log", "csv", "--out", out]
+    command = ["istmpi", "train", *SMALL, "--log", library, "--out", out]
     first = mpirun(2, *command, "--rounds", 3, env=offline)
     assert first.returncode == 0, first.stderr
     earlier = lines(out)
@@ -89,30 +82,26 @@ def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(mpirun, tmp_
 
     metrics = lines(out)
     assert [line["round"] for line in metrics] == [1, 2, 3, 4, 5] and metrics[2]["loss"] == earlier[2]["loss"]
-    for name in ("csv", library):
-        told = dict(READERS[name](out, monkeypatch))
-        assert sorted(told) == [1, 2, 3, 4, 5]
-        for line in metrics:
-            # MLflow's points cannot be taken back: of a round that was run again it has the first.
-            figures = numbers(earlier[2] if name == "mlflow" and line["round"] == 3 else line)
-            assert told[line["round"]] == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
+    told = dict(READERS[library](out, monkeypatch))
+    assert sorted(told) == [1, 2, 3, 4, 5]
+    for line in metrics:
+        # MLflow's points cannot be taken back: of a round that was run again it has the first.
+        figures = numbers(earlier[2] if library == "mlflow" and line["round"] == 3 else line)
+        assert told[line["round"]] == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
 
     if library == "tensorboard":
         loggers_that_cannot_write_are_switched_off(mpirun, command, out)
 
 
 def loggers_that_cannot_write_are_switched_off(mpirun, command, out):
-    """What they would write to is something else now; that is two lines, and the run goes on."""
+    """What it would write to is something else now; that is a line, and the run goes on."""
     shutil.rmtree(out / "tensorboard")
     (out / "tensorboard").touch()
-    (out / "metrics.csv").unlink()
-    (out / "metrics.csv").mkdir()
     result = mpirun(2, *command, "--rounds", 7, "--resume", "auto")
     assert result.returncode == 0, result.stderr
     said = [line for line in result.stdout.splitlines() if "switched off" in line]
-    assert len(said) == 2, result.stdout
-    for name, line in zip(("tensorboard", "csv"), said):
-        assert line.startswith(f"--log {name} is switched off: ") and line.endswith("The run goes on."), line
+    (line,) = said
+    assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run goes on."), line
     assert [line["round"] for line in lines(out)] == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -123,26 +112,25 @@ def test_what_cannot_be_followed_is_refused_before_the_start(refused, tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     out = tmp_path / "run"
     train = ("train", *SMALL, "--out", out)
-    unknown, wandb, mlflow, round = refused(
+    unknown, wandb, mlflow = refused(
         2,
         (*train, "--log", "neptune"),
-        (*train, "--log", "csv", "--log", "wandb"),
+        (*train, "--log", "wandb"),
         (*train, "--log", "mlflow"),
-        (*train, "--rounds", "3", "--profile", "4"),
         env={"PYTHONPATH": path},
     )
     assert "--log wandb" in wandb and "No module named 'wandb'" in wandb and "pip install 'istmpi[wandb]'" in wandb
     assert "--log mlflow" in mlflow and "libssl.so" in mlflow and "pip install 'istmpi[mlflow]'" in mlflow
     assert "neptune" in unknown and "tensorboard" in unknown
-    assert "--profile 4: the run has rounds 1 to 3" in round
     assert not out.exists()
 
 
-def test_every_run_of_a_comparison_has_its_log(mpirun, tmp_path):
+def test_every_run_of_a_comparison_has_its_log(mpirun, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="pip install 'istmpi[tensorboard]' brings it")
     out = tmp_path / "compared"
-    words = ["--methods", "ist,local-sgd", *SMALL, "--rounds", "2", "--out", out, "--log", "csv"]
+    words = ["--methods", "ist,local-sgd", *SMALL, "--rounds", "2", "--out", out, "--log", "tensorboard"]
     result = mpirun(2, "istmpi", "compare", *words)
     assert result.returncode == 0, result.stderr
     for method in ("ist-0", "local-sgd-0"):
-        told = dict(in_csv(out / method, None))
-        assert told == {line["round"]: pytest.approx(numbers(line)) for line in lines(out / method)}
+        told = dict(in_tensorboard(out / method, monkeypatch))
+        assert told == {line["round"]: pytest.approx(numbers(line), rel=1e-6) for line in lines(out / method)}

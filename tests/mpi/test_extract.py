@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 import torch
 from own_runs import BOTH, RESNET
-from small import assert_same_bits, own_run, small_run, whole
+from small import own_run, small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.cli.main import istmpi
-from istmpi.comm import Communicator
-from istmpi.config import Run
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
-from istmpi.deploy.extraction import OfRank, Share, extract
+from istmpi.deploy.extraction import extract
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
 from istmpi.evaluation.sample import calibration_rows
 from istmpi.models.norms import calibrate, moments_of
@@ -45,8 +42,7 @@ NETWORKS = {
         "method__shares": [1, 2, 1, 1],
     },
     "channels": RESNET,
-    "blocks and channels": BOTH | {"method__min_blocks": 1},
-    "layers, heads and units": DECODER | {"method__partition": [*WIDTHS, "layers"], "method__min_blocks": 2},
+    "heads and units": DECODER | {"method__partition": WIDTHS},
 }
 
 
@@ -73,13 +69,12 @@ def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name
     next(training.rounds())
     path, mine = shared_tmp / "network.h5", shared_tmp / f"{comm.rank}.h5"
     commit(path, *training.state(calibrated=True), "direct", comm)
-    done = extract(path, mine, OfRank(comm.rank, comm.size, 1))
-    assert {group: count for group, (count, _) in done.units.items()} == {
-        group: len(units) for group, units in training.method.holders(1).held(comm.rank).items()
-    }
+    words, _ = extract(path, mine, comm.rank)
+    for group, units in training.method.holders(0).held(comm.rank).items():
+        assert f", {group} {len(units)} of {training.architecture.lengths[group]}" in words
 
-    training.method.build(1)
-    training.method.shards.fetch(1, training.method.subnet.tensors)
+    training.method.build(0)
+    training.method.shards.fetch(0, training.method.subnet.tensors)
     network, data = training.method.subnet.network.eval(), training.dataset
     layers = training.architecture.batch_norm_layers(network)
     sample = data.train.batch(calibration_rows(run, len(data.train), 1024))
@@ -95,7 +90,7 @@ def test_it_computes_what_the_subnet_computes_in_training(comm, shared_tmp, name
 @pytest.mark.ranks(only=[2])
 def test_text_goes_on_from_a_prompt_by_the_network_and_by_a_subnet(comm, shared_tmp):
     """The same seed gives the same text, which is that of the tokens."""
-    training = Training(settled(comm, shared_tmp, "layers, heads and units"), comm)
+    training = Training(settled(comm, shared_tmp, "heads and units"), comm)
     next(training.rounds())
     path, half = shared_tmp / "network.h5", shared_tmp / "half.h5"
     commit(path, *training.state(calibrated=True), "direct", comm)
@@ -108,7 +103,7 @@ def test_text_goes_on_from_a_prompt_by_the_network_and_by_a_subnet(comm, shared_
 
     if comm.rank == 0:
         prompt.write_text("1 2 3 4 5 6 7 8 9 10", encoding="utf-8")
-        extract(path, half, Share(0.5))
+        extract(path, half, 0)
         for file in (path, half):
             text = said(file, "--seed", 1)
             assert text == said(file, "--seed", 1) != said(file, "--seed", 2)
@@ -125,27 +120,12 @@ def test_text_goes_on_from_a_prompt_by_the_network_and_by_a_subnet(comm, shared_
 
 
 @pytest.mark.ranks(only=[2])
-@pytest.mark.parametrize("name", ["mlp, normalised over the batch", "layers, heads and units"])
-def test_it_is_a_network_like_any_other(comm, shared_tmp, name):
-    """It is scored, goes on training, and is a subnet's own whole network."""
-    training = Training(settled(comm, shared_tmp, name), comm)
+def test_blocks_are_refused(comm, shared_tmp):
+    training = Training(own_run(**BOTH | {"train__rounds": 1}), comm)
     list(training.rounds())
-    path, half = shared_tmp / "network.h5", shared_tmp / "half.h5"
+    path = shared_tmp / "network.h5"
     commit(path, *training.state(calibrated=True), "direct", comm)
     if comm.rank == 0:
-        done = extract(path, half, Share(0.5, seed=1))
-        assert bool(done.calibrated_on) == ("batch" in name)
-        extract(half, shared_tmp / "same.h5", OfRank(0))
-        assert all(count == of for count, of in extract(half, shared_tmp / "all.h5", Share(1)).units.values())
-    comm.barrier()
-    score = evaluate(half, comm).score
-    for other in ("same", "all"):
-        assert evaluate(shared_tmp / f"{other}.h5", comm).score.loss == pytest.approx(score.loss, rel=1e-12)
-    run = Run.load(str(half.with_suffix(".toml"))).override({"train.rounds": 3})
-    again = Training(run, Communicator(comm.mpi.Split(comm.rank)))
-    assert again.resume(half) == ["train.rounds = 2 there, 3 here"]
-    with open_checkpoint(half) as checkpoint:
-        assert_same_bits(whole(again), {name: tensor.rows() for name, tensor in checkpoint.tensors.items()})
-    assert again.evaluate().loss == pytest.approx(score.loss, rel=1e-9)
-    assert np.isfinite(next(iter(again.rounds())).loss)
+        with pytest.raises(ConfigError, match="deals out whole blocks; only units can be extracted"):
+            extract(path, shared_tmp / "half.h5", 0)
     comm.barrier()

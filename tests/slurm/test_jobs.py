@@ -162,19 +162,6 @@ def test_names_are_never_executed_and_staged_files_are_read_from_the_local_disk(
     assert not list(tmp_path.rglob("harm")) and not (ROOT / "harm").exists()
 
 
-def test_an_array_fills_a_scaling_table(submit, tmp_path):
-    results = tmp_path / "scaling"
-    quick = ("digits", "--hidden", "64", "--rounds", "3", "--threads", "1")
-    job = submit(ROOT / "jobs/slurm/scaling.sbatch", *quick, options=["--array=1,2"], env={"RESULTS": str(results)})
-    job.wait_until(
-        lambda: (results / "table.md").exists() and (results / "table.md").read_text().count("\n") == 4, "both"
-    )
-    header, _, one, two = (results / "table.md").read_text().splitlines()
-    assert header.startswith("| method | ranks |")
-    assert one.startswith("| ist | 1 | 3 |") and two.startswith("| ist | 2 | 3 |")
-    assert "handed back" in job.output
-
-
 def test_methods_are_compared(submit, tmp_path):
     out = tmp_path / "compared"
     quick = ("digits", "--hidden", "64", "--rounds", "3", "--threads", "1", "--methods", "ist,local-sgd")

@@ -1,18 +1,14 @@
-"""`istmpi checkpoint`: what it lists, shows, verifies and compares."""
+"""`istmpi checkpoint`: what it lists, shows and verifies."""
 
 import json
 import shutil
 
 import h5py
-import numpy as np
 import pytest
 
-from istmpi.checkpoint.difference import tensors
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.summary import files
 from istmpi.cli import output
-from istmpi.engine.partition import Partition
-from istmpi.hdf5 import CREATION
 
 
 @pytest.fixture
@@ -105,29 +101,6 @@ def test_rounds_of_passes_are_not_counted_in_local_steps_of_the_run(istmpi_comma
     assert (entry["round"], entry["local_steps"]) == (2, None)
 
 
-@pytest.mark.parametrize("ranks, round", [(1, 0), (3, None), (5, 17)])
-def test_show_draws_the_deal_of_any_round(istmpi_command, checkpoints, ranks, round):
-    words = [] if round is None else ["--round", round]
-    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json", "--ranks", ranks, *words)
-    deal = json.loads(out)["deal"]
-    lengths = {"features": 64, "hidden1": 13, "hidden2": 11, "labels": 10}
-    round = 4 if round is None else round
-    expected = Partition.draw(lengths, ("hidden1", "hidden2"), ranks, 5, round)
-    assert (deal["ranks"], deal["round"]) == (ranks, round)
-    for name in ("hidden1", "hidden2"):
-        held = [{"count": len(part), "first": part[:6].tolist()} for part in expected.units[name]]
-        assert deal["units"][name] == held
-    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--ranks", ranks)
-    assert f"rank {ranks - 1}" in out and f"rank {ranks}" not in out
-
-
-def test_a_deal_that_cannot_be_made_is_refused(istmpi_command, checkpoints):
-    code, _, err = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--ranks", 12)
-    assert code == 2 and "hidden2 has 11 units but the run has 12 ranks" in err
-    code, _, err = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--round", 1)
-    assert code == 2 and "--round goes with --ranks" in err
-
-
 def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch):
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
     code, out, err = istmpi_command("checkpoint", "verify", run_folder)
@@ -164,76 +137,3 @@ def test_progress_comes_to_the_end(checkpoints):
         read = []
         assert list(checkpoint.errors(read=read.append)) == []
         assert sum(read) == checkpoint.nbytes > 9000
-
-
-def test_diff_of_the_same_is_silent_and_zero(istmpi_command, checkpoints, tmp_path):
-    shutil.copy(checkpoints / "batch.h5", tmp_path / "copy.h5")
-    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "batch.h5", tmp_path / "copy.h5")
-    assert (code, out.strip()) == (0, "no difference")
-    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "batch.h5", tmp_path / "copy.h5", "--json")
-    assert (code, json.loads(out)) == (0, {"settings": {}, "tensors": []})
-
-
-def test_diff_measures_against_numpy(checkpoints, tmp_path, monkeypatch):
-    """Rows are compared a few at a time, with the same result."""
-    monkeypatch.setattr("istmpi.checkpoint.difference._CHUNK", 100)
-    path = tmp_path / "changed.h5"
-    shutil.copy(checkpoints / "batch.h5", path)
-    name = "model/hidden1.linear.weight"
-    with h5py.File(path, "r+", **CREATION) as file:
-        before = file[name][...]
-        after = before.copy()
-        after[3, 5], after[12, 63], after[0, 0] = 7.5, -after[12, 63], after[0, 0] + 1e-3
-        file[name][...] = after
-        file["norm/hidden1/mean"][2] = np.nan
-        file["input/classes"][1] = b"x"
-        del file["model/hidden2.norm.bias"], file["optim/labels.linear.weight/momentum_buffer"]
-        file["model/hidden2.norm.bias"] = np.zeros(11, np.float64)
-        file["extra"] = np.zeros(2)
-    with h5py.File(path) as other, h5py.File(checkpoints / "batch.h5") as one:
-        found = {difference.name: difference for difference in tensors(_Open(one, "A"), _Open(other, "B"))}
-    assert found.keys() == {
-        name,
-        "norm/hidden1/mean",
-        "input/classes",
-        "model/hidden2.norm.bias",
-        "optim/labels.linear.weight/momentum_buffer",
-        "extra",
-    }
-    distance = np.abs(before.astype(float) - after)
-    assert (found[name].elements, found[name].differing) == (before.size, 3)
-    assert found[name].largest == distance.max()
-    with np.errstate(invalid="ignore"):
-        assert found[name].largest_relative == np.nanmax(distance / np.maximum(np.abs(before), np.abs(after)))
-    assert found["norm/hidden1/mean"].largest == np.inf and found["norm/hidden1/mean"].differing == 1
-    assert (found["input/classes"].differing, found["input/classes"].largest) == (1, None)
-    assert found["model/hidden2.norm.bias"].problem == "(11,) float32 and (11,) float64"
-    assert found["extra"].problem == "only in B"
-    assert found["optim/labels.linear.weight/momentum_buffer"].problem == "only in A"
-
-
-class _Open:
-    """As much of a checkpoint as is compared: the opened one would refuse what was done to it."""
-
-    def __init__(self, file, path):
-        self.file, self.path = file, path
-
-
-def test_nan_is_the_same_as_nan(checkpoints, tmp_path):
-    for name in ("one", "other"):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            file["x"] = np.array([np.nan, 1, np.inf])
-    with h5py.File(tmp_path / "one.h5") as one, h5py.File(tmp_path / "other.h5") as other:
-        assert list(tensors(_Open(one, "A"), _Open(other, "B"))) == []
-
-
-def test_diff_tells_settings_shapes_and_values(istmpi_command, checkpoints):
-    files = checkpoints / "batch.h5", checkpoints / "none.h5"
-    code, out, _ = istmpi_command("checkpoint", "diff", *files)
-    assert code == 1
-    for fact in ("model.hidden", "[13, 11]", "[7]", "optimizer.momentum", "(13, 64) float32 and (7, 64) float32"):
-        assert fact in out
-    code, out, _ = istmpi_command("checkpoint", "diff", checkpoints / "uncalibrated.h5", checkpoints / "batch.h5")
-    assert code == 1 and "832 of 832" in out and "train.rounds" in out and "only in" in out
-    code, out, _ = istmpi_command("checkpoint", "diff", *files, "--tensors", "--json")
-    assert code == 1 and json.loads(out)["settings"] == {}

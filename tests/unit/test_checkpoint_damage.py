@@ -307,9 +307,7 @@ def write_hdf5(path):
     ],
     ids=["text", "empty", "folder", "other HDF5", "nothing", "loop", "pipe"],
 )
-@pytest.mark.parametrize(
-    "words", ["checkpoint show {}", "checkpoint diff {} {}", "predict {} digits", "export {} --to npz"]
-)
+@pytest.mark.parametrize("words", ["checkpoint show {}", "predict {} digits", "export {} --to npz"])
 def test_what_is_no_checkpoint_is_refused_in_one_line(istmpi_command, tmp_path, make, message, words):
     path = tmp_path / "file.h5"
     make(path)

@@ -1,7 +1,5 @@
 """``istmpi costmodel``: its table, files and picture hold the paper's Figure 2; bad input is one line."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -49,14 +47,12 @@ def test_without_arguments_it_is_figure_2():
         assert [line[1] for line in mine if line[-1] == f"{flops:.2f}"] == ["113.05"]
 
 
-def test_json_and_csv_hold_the_same_figures_exactly():
+def test_json_holds_the_figures_exactly():
     tree = json.loads(costmodel("--json", "--compare", "all"))
     ist = [row for row in tree["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
     assert [row["received_floats_per_step_and_rank"] for row in ist][-1] == 18_125
-    table = list(csv.DictReader(io.StringIO(costmodel("--csv", "--compare", "all"))))
-    assert [{key: str(value) for key, value in row.items()} for row in tree["rows"]] == table
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])
@@ -98,7 +94,6 @@ def test_it_takes_the_run_files_that_train_takes(tmp_path):
     file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
     text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
     assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in text
-    assert "local-sgd overtakes data-parallel" in text
 
 
 def test_beyond_the_units_costs_go_on_for_the_others_and_a_line_says_where_it_ends():
@@ -119,14 +114,13 @@ def test_options_change_the_cluster():
     )
     assert slow["transfer_seconds_per_round"] > 9 * default["transfer_seconds_per_round"]
     assert slow["compute_seconds_per_round"] == default["compute_seconds_per_round"]
-    rich = json.loads(costmodel("--json", "--watts", "100", "--memory", "1GB", "--latency", "1ms", "--price", "2"))
-    assert rich["cluster"] == "m5.2xlarge with --latency, --memory, --price, --watts"
-    assert rich["rows"][0]["kwh_per_epoch"] > 0
+    rich = json.loads(costmodel("--json", "--memory", "1GB", "--latency", "1ms"))
+    assert rich["cluster"] == "m5.2xlarge with --latency, --memory"
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_asked(name):
-    assert costmodel("--cluster", name, "--advise").count("\n") == 6
+    assert costmodel("--cluster", name, "--advise").count("\n") == 4
 
 
 @pytest.mark.parametrize(
@@ -191,7 +185,7 @@ def test_bad_input_is_one_line(arguments, message):
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "0"])
 @pytest.mark.parametrize(
     "words",
-    [("costmodel", "--price"), ("costmodel", "--watts"), ("report", ".", "--watts"), ("doctor", "--patience")],
+    [("doctor", "--patience")],
     ids=" ".join,
 )
 def test_a_figure_that_is_none_is_refused(istmpi_command, words, value):

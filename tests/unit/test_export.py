@@ -220,7 +220,6 @@ def test_an_unknown_form_is_refused(checkpoints, istmpi_command):
 def test_the_command_says_what_it_wrote(checkpoints, tmp_path, istmpi_command):
     code, out, _ = istmpi_command("export", checkpoints / "batch.h5", "--to", "npz", "--out", tmp_path / "network.npz")
     assert code == 0 and "network.npz" in out
-    assert "labels_norm          BatchNorm1d(num_features=10, eps=1e-05, affine=False)" in out
 
 
 def test_what_is_written_can_be_read_by_zipfile_alone(checkpoints, tmp_path):

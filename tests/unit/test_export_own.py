@@ -204,7 +204,7 @@ def test_pytorch_says_nothing_to_its_own_developers(checkpoints, tmp_path, istmp
         pytest.importorskip("onnxscript")
     words = "export", checkpoints / "sharing.h5", "--to", form, "--out", tmp_path / "x", "--model", model_of("sharing")
     code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "") and out.splitlines()[2].startswith("first ")
+    assert (code, err) == (0, "") and out.count("\n") == 1
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
 
 

@@ -78,13 +78,6 @@ def test_slurm_quotes_and_never_executes(harmful, tmp_path):
     assert not list(tmp_path.rglob("harm"))
 
 
-def test_an_array_asks_for_its_largest_task():
-    script = job("slurm", "digits", "--array", "1,2,8")
-    found = settings(script)
-    assert "array=1,2,8" in found and "nodes=8" in found
-    assert "relaunch" not in script, "a task measures so many nodes, and no fewer"
-
-
 def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
     script = job(
         "ec2", harmful, "--instances", 8, "--spot", "--region", "eu-central-1", "--key", "my key",
@@ -114,16 +107,13 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("ec2", "digits", "--instances", 2, "--", "--out", "/out"), "--out /out: on EC2 a run's folder lies below"),
         (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder lies below /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
-        (("slurm", "digits", "--array", "1,0"), "--array 1,0: must be numbers of nodes"),
-        (("slurm", "digits", "--array", "1,4", "--nodes", 2), "--nodes 2: --array 1,4 needs 4. Leave --nodes out."),
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
         (("slurm", "digits", "--account", "$(me)"), "--account $(me): must be letters, digits and"),
-        (("slurm", "digits", "--array", "1", "--compare"), "--compare and --array are two scripts"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
         (
-            ("slurm", "digits", "--array", "1,2,4", "--gpus", 4, "--", "--hidden", "8"),
+            ("slurm", "digits", "--nodes", 4, "--gpus", 4, "--", "--hidden", "8"),
             "hidden1 has 8 units but the run has 16 ranks",
         ),
         (

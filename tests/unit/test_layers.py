@@ -24,7 +24,6 @@ PLACES = {
         "report/plots.py",
         "report/cost_plots.py",
         "report/comparison_plots.py",
-        "report/exit_plots.py",
     ],
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py", "report/networks.py"],

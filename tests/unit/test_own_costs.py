@@ -121,16 +121,15 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     code, out, err = istmpi_command(*words)
     assert (code, err) == (0, "")
     assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in out
-    assert "with ist: channels1" in out
     code, out, err = istmpi_command("costmodel", "--model", f"{EXAMPLE}:ConvNet", "--hidden", "64", "--advise")
     assert (code, err) == (0, "") and "An example trains" in out
 
 
 def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
     words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd", "--ranks", "2"
-    code, out, err = istmpi_command(*words, "--csv")
+    code, out, err = istmpi_command(*words, "--json")
     assert (code, err) == (0, "")
-    methods = [line.partition(",")[0] for line in out.splitlines()[1:]]
+    methods = [row["method"] for row in json.loads(out)["rows"]]
     assert methods == ["data-parallel-broadcast", "data-parallel", "local-sgd"]
     assert istmpi_command(*words, "--advise")[0] == 0
     assert istmpi_command(*words)[0] == 0

@@ -210,7 +210,7 @@ def test_advice_says_the_link_that_each_method_needs():
 def test_advice_knows_what_else_is_cheap():
     """Less redealing, coarser values and narrow networks, by the same costs as everything else."""
     scenario = Scenario(run(), mlp_network(4096, (4096, 4096), 35), preset("m5.2xlarge"), 84_843)
-    first, method, *_, link, _ = advise(scenario, 4)
+    first, method, link, _ = advise(scenario, 4)
     steps = int(first.split(" with ")[1].split()[0])
     seconds = replace(scenario, run=scenario.run.override({"method.local_steps": steps})).seconds("ist", 4)
     assert first.startswith("Run ist on 4 ranks")

@@ -148,14 +148,10 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
 def test_the_command_tries_schedules_and_tells_findings(tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
-    code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5, "--kinds", "stops")
+    code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
     for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
         code, _, err = istmpi("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which tells findings alone.")
-    code, _, err = istmpi("simulate", "--kinds", "stops,rain")
-    assert (
-        code == 2 and err == "istmpi: --kinds stops,rain: rain is no kind of fault; known: delays,stops,slow,kills.\n"
-    )

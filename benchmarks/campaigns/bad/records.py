@@ -20,7 +20,7 @@ def cluster(draw: random.Random, folder: Path, assets: Assets) -> Case:
         "format": "istmpi cluster", "version": 1, "name": "here", "source": "measured", "flops": [1e9, 1e9],
         "links": {"alltoallv": link, "allreduce": dict(link)}, "product_seconds": 0.0, "step_seconds": 1e-6,
         "touch_seconds_per_byte": 1e-10, "handle_seconds_per_byte": 1e-10, "average_seconds_per_byte": 0.0,
-        "transfer_seconds": 0.0, "deal_seconds": 0.0, "memory": 1e9, "price": 1.0, "watts": 100.0, "measured": {},
+        "transfer_seconds": 0.0, "deal_seconds": 0.0, "memory": 1e9, "measured": {},
     }  # fmt: skip
     (folder / "cluster.json").write_bytes(json_text(draw, damaged_tree(draw, tree)))
     more = one_of(
@@ -29,8 +29,6 @@ def cluster(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [],
             ["--advise", "--most-ranks", "2"],
             ["--json"],
-            ["--csv"],
-            ["--watts", "3"],
             ["--bandwidth", "1Gbit"],
             ["--plot", "out.png"],
         ),
@@ -65,12 +63,9 @@ def records(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [
                 "report",
                 name,
-                *one_of(
-                    draw, ([], ["--json"], ["--csv"], ["--plot", "out.png"], ["--html", "out.html"], ["--watts", "9"])
-                ),
+                *one_of(draw, ([], ["--json"], ["--plot", "out.png"], ["--html", "out.html"])),
             ],
             ["report", "."],
-            ["job", "table", "."],
             ["train", "digits", *TINY[:-1], name, "--resume", "auto"],
         )
     )
@@ -94,10 +89,8 @@ def curve(draw: random.Random, folder: Path, assets: Assets) -> Case:
         (
             [],
             ["--json"],
-            ["--csv"],
             ["--plot", "out.png"],
             ["--html", "out.html"],
-            ["--watts", "9"],
             ["--targets", "0.2,0.3"],
         ),
     )

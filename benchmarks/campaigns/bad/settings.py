@@ -165,19 +165,16 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 "--latency",
                 "--flops",
                 "--memory",
-                "--price",
-                "--watts",
                 "--most-ranks",
                 "--hidden",
                 "--batch",
                 "--plot",
             )
         ],
-        "report": [[str(assets.digits), option, value] for option in ("--targets", "--watts", "--html", "--plot")]
-        + [[value]],
+        "report": [[str(assets.digits), option, value] for option in ("--targets", "--html", "--plot")] + [[value]],
         "job": [
             ["slurm", "digits", f"--{option}", value]
-            for option in ("nodes", "time", "partition", "array", "modules", "restarts", "interface", "stage")
+            for option in ("nodes", "time", "partition", "modules", "restarts", "interface", "stage")
         ]
         + [
             ["ec2", "digits", "--instances", "1", f"--{option}", value]

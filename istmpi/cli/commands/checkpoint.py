@@ -1,4 +1,4 @@
-"""List, show, verify and compare checkpoints."""
+"""List, show and verify checkpoints."""
 
 import math
 from dataclasses import asdict
@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json, flag, whole
+from istmpi.cli.options import as_json, flag
 from istmpi.cli.output import Counter, print_json, progress, wide_console
 from istmpi.cli.output import verify as verify_files
-from istmpi.cli.quantities import MOST_RANKS
 
 
 @click.group("checkpoint")
 def command() -> None:
-    """List, show, verify and compare checkpoints; needs neither MPI nor torch.
+    """List, show and verify checkpoints; needs neither MPI nor torch.
 
     CKPT is a file of a run: runs/NAME/network.h5, or one in runs/NAME/checkpoints.
     """
@@ -45,21 +44,16 @@ def ls(folder: str, verify: bool, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("path", metavar="CKPT")
-@whole("--ranks", "P", "Also show the deal among P ranks.", 1, MOST_RANKS)
-@whole("--round", "R", "The deal of round R, from 0.  [default: the next]", 0)
 @as_json
-def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None:
-    """Show what CKPT holds: header, parameters, optimizer state, normalisation, and the deal for any P and round."""
+def show(path: str, as_json: bool) -> None:
+    """Show what CKPT holds: header, parameters and optimizer state."""
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.checkpoint.summary import contents, deal
+    from istmpi.checkpoint.summary import contents
 
-    if round is not None and ranks is None:
-        raise click.UsageError("--round goes with --ranks P.")
     with open_checkpoint(path) as checkpoint:
         inside = contents(checkpoint)
-        dealt = deal(checkpoint, ranks, round) if ranks else None
     if as_json:
-        _print_json({**inside, "deal": dealt} if dealt else inside)
+        _print_json(inside)
         return
     from istmpi.report import checkpoints as report
 
@@ -68,10 +62,6 @@ def show(path: str, ranks: int | None, round: int | None, as_json: bool) -> None
         tables.append(report.tensors("optimizer state", inside["optimizer"]))
     if inside["own"]:
         tables.append(report.tensors("each rank's own", inside["own"]))
-    if inside["norms"] or inside["input"]:
-        tables.append(report.norms(inside))
-    if dealt:
-        tables.append(report.deal(dealt))
     for table in tables:
         wide_console().print(table, "")
 
@@ -90,32 +80,6 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 
-@command.command("diff")
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
-@click.option("--tensors", "tensors_only", is_flag=True, help="Leave the headers out.")
-@as_json
-def diff(first: str, second: str, tensors_only: bool, as_json: bool) -> int:
-    """Compare checkpoints A and B: settings, facts and every tensor. Exit code 1 when they differ, 0 when not."""
-    from istmpi.checkpoint.difference import settings, tensors
-    from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.report import checkpoints as report
-
-    with open_checkpoint(first) as before, open_checkpoint(second) as after:
-        facts = {} if tensors_only else settings(before, after)
-        values = list(tensors(before, after))
-    if as_json:
-        _print_json({"settings": facts, "tensors": [asdict(tensor) for tensor in values]})
-        return int(bool(facts or values))
-    if facts:
-        wide_console().print(report.settings(facts), "")
-    if values:
-        wide_console().print(report.values(values))
-    if not facts and not values:
-        click.echo("no difference")
-    return int(bool(facts or values))
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -128,7 +92,6 @@ def _print_json(value: object) -> None:
 
 
 def _portable(value: object) -> object:
-    """The value, with texts for numbers that JSON has not."""
     if isinstance(value, dict):
         return {key: _portable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import click
 
@@ -11,10 +11,11 @@ from istmpi.cli.commands.report import (
     comparing,
     draw,
     print_comparison,
-    print_comparisons_as_json,
+    tree_of,
     write_page,
 )
 from istmpi.cli.options import text, whole
+from istmpi.cli.output import print_json
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 
 
@@ -30,7 +31,6 @@ def command(
     methods: str,
     repeats: int,
     targets: str | None,
-    watts: float | None,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     shown: Showing,
@@ -75,12 +75,12 @@ def command(
         failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
     with communicator.agreed():
         if communicator.rank == 0:
-            reached = compare(read_curves(turn.folder for turn in comparison.turns), scores, watts)
+            reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
             title = f"{resolved.name}: {', '.join(methods.split(','))} on {communicator.size} ranks"
             if shown.as_json:
-                print_comparisons_as_json({PurePath(resolved.data.source).name: reached})
+                print_json(tree_of(reached))
             elif not shown.quiet:
                 print_comparison(reached)
-            write_page({resolved.name: reached}, title, comparison.folder / "report.html")
-            draw({resolved.name: reached}, title, comparison.folder / "report.png", required=False)
+            write_page(reached, title, comparison.folder / "report.html")
+            draw(reached, title, comparison.folder / "report.png", required=False)
     return next((error.exit_code for error in failures.values()), 0)

@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from istmpi.cli import quantities
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_csv, as_json, plot, real, text, whole
-from istmpi.cli.output import console, drawing, print_csv, print_json
+from istmpi.cli.options import as_json, plot, real, text, whole
+from istmpi.cli.output import console, drawing, print_json
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -24,12 +24,11 @@ from istmpi.foreign import MOST, is_file
 from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
-from istmpi.report.units import number, size
+from istmpi.report.units import number
 
 EXAMPLES = 1_000_000
-"""Examples of an epoch, where there are no data to count."""
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
-CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
+CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 
 
 @click.command("costmodel")
@@ -46,17 +45,14 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory", "price", "watts")
 @text("--latency", "TIME", "Time of a message: 100us.")
 @text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
 @text("--memory", "SIZE", "Memory of a rank: 16GB.")
-@real("--price", "MONEY", "Price of a node for an hour.", LEAST, MOST)
-@real("--watts", "W", "Power of a node.", LEAST, MOST)
 @click.option(
     "--advise",
     "advice",
     is_flag=True,
-    help="Method, ranks and local steps to take, why, and the links that methods need: six lines.",
+    help="Method, ranks and local steps to take, and the links that methods need: four lines.",
 )
 @whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
 @as_json
-@as_csv
 @plot
 def command(
     run: str | None,
@@ -71,7 +67,6 @@ def command(
     advice: bool,
     most_ranks: int,
     as_json: bool,
-    as_csv: bool,
     plot: str | None,
     **given: Any,
 ) -> None:
@@ -82,8 +77,6 @@ def command(
     istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
     mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other.")
     cluster = _cluster(given)
     shape, paper = None, run is None and not is_module(given["model"])
     if paper:
@@ -107,8 +100,6 @@ def command(
         raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
     if as_json:
         print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
-    elif as_csv:
-        print_csv(rows)
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:
@@ -138,7 +129,6 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
-    """The methods to compare: the named ones, or of the default ones those that can deal this network."""
     method_of_run = scenario.run.method.name
     named = [method_of_run] if compare in (None, "all") else compare.split(",")
     for method in named:
@@ -185,7 +175,7 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """Lines on reading the tables, where the run's method overtakes, where a deal ends, and what fits into memory."""
+    """Lines on reading the tables, and on where a deal ends."""
     yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
         "Sent: what MPI is handed."
@@ -193,36 +183,15 @@ def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str
     yield "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."
     if scenario.shared_batch:
         yield "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
-    method, memory = scenario.run.method, scenario.cluster.memory
-    if ranks > 1 and len(scenario.cluster.flops) == 1 and counted(method.name).shares(scenario.run) is None:
-        for rival in methods:
-            if rival != method.name:
-                yield _overtakes(scenario, method.name, rival, ranks)
-    if isinstance(method.shares, str):
+    if isinstance(scenario.run.method.shares, str):
         yield tables.CHANGING
     yield from _ends(scenario, methods, ranks)
-    for name in methods if memory and scenario.architecture.groups else ():
-        if ranks <= (scenario.most_ranks(name) or ranks):
-            lengths, shown = costs.widest(scenario, name, ranks, memory), "no network"
-            if lengths is not None:
-                shown = costs.resized(scenario.architecture, lengths).outline.removeprefix("with ")
-            yield f"Largest that fits {size(memory)} a rank at P = {ranks} with {name}: {shown}."
     if scenario.architecture.inexact:
         yield tables.inexact(scenario.architecture)
 
 
 def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """The methods whose deals end before so many ranks, and why."""
     for method in methods:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:
             yield f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
-
-
-def _overtakes(scenario: Scenario, method: str, rival: str, ranks: int) -> str:
-    first = costs.first_ranks(scenario, method, rival, quantities.MOST_RANKS)
-    at = f"at no P with J = {scenario.run.method.local_steps}" if first is None else f"from P = {first}"
-    ranks = min(ranks, *(scenario.most_ranks(name) or ranks for name in (method, rival)))
-    steps = costs.first_local_steps(scenario, method, rival, ranks)
-    with_j = "at no J" if steps is None else f"from J = {steps}"
-    return f"{method} overtakes {rival} in examples a second {at}; at P = {ranks} {with_j}."

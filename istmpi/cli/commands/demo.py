@@ -31,7 +31,6 @@ REMARK = (
     "a fast network, or a small one to train, IST is no faster: it trains subnets and saves bytes."
 )
 LATENCY = 100e-6
-"""Seconds of a message over the predicted links."""
 
 
 @click.command("demo")
@@ -95,7 +94,6 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
 
 
 def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
-    """Run an istmpi command under mpirun; IstmpiError where it fails."""
     # Open MPI starts more ranks than there are cores, and as root, only if told.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
     mapping = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}

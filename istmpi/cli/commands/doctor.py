@@ -52,7 +52,6 @@ def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
 
 
 def _show(report: Report) -> None:
-    """Print a line for each finding, its cure below it where there is one."""
     from istmpi.doctor.finding import STATES
 
     stdout, states = console(soft_wrap=True), [finding.state for finding in report.findings]

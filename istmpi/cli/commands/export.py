@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import click
-from rich.markup import escape
 
 from istmpi.cli.options import calibrate_on, flag, force, own_class, text
-from istmpi.cli.output import console, note
+from istmpi.cli.output import note, say
 from istmpi.comm import current_rank
-from istmpi.foreign import printable
 from istmpi.report.units import size
 
 
@@ -48,9 +46,5 @@ def command(
     done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
     if done.note:
         note(f"{done.note}.")
-    beside = f" with {escape(printable(done.beside.name))}" if done.beside else ""
-    stdout = console(soft_wrap=True)
-    stdout.print(f"[bold]{escape(printable(str(done.path)))}[/]{beside}, {size(done.bytes)}")
-    for layer in done.layers:
-        settings = ", ".join(f"{name}={value}" for name, value in layer.settings.items())
-        stdout.print(escape(f"{layer.name:<20} {layer.kind}({settings})"))
+    beside = f" with {done.beside.name}" if done.beside else ""
+    say(f"{done.path}{beside}, {size(done.bytes)}")

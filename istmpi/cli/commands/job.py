@@ -12,27 +12,23 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.completion import complete_runs
 from istmpi.cli.options import flag, text, whole
 from istmpi.cli.quantities import MOST_RANKS
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError
-from istmpi.files import appearing
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 """jobs/ of the project: a link to it in a clone, a copy in an installation."""
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-"""The lines of a template that are filled in."""
 _SHAPES = {
     "time": (r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"),
-    "array": (r"[1-9]\d*(,[1-9]\d*)*", "numbers of nodes with commas between them, as in 1,2,4,8"),
 }
 _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
-_RUN = click.argument("run", shell_complete=complete_runs)
+_RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 
@@ -49,7 +45,6 @@ def command() -> None:
 @text("--partition", "NAME", "The option of sbatch.")
 @text("--account", "NAME", "The option of sbatch.")
 @text("--qos", "NAME", "The option of sbatch.")
-@text("--array", "N,N,...", "A scaling run: one task for each of these numbers of nodes.")
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
@@ -63,14 +58,13 @@ def command() -> None:
 @whole(
     "--relaunch",
     "N",
-    "Times to resume at once, inside the job, without lost nodes (3; not with --array and --compare).",
+    "Times to resume at once, inside the job, without lost nodes (3; not with --compare).",
     0,
 )
 def slurm(
     run: str,
     options: tuple[str, ...],
     nodes: int | None,
-    array: str | None,
     compare: bool,
     gpus: int | None,
     modules: str | None,
@@ -86,28 +80,18 @@ def slurm(
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
-    istmpi job slurm speech --array 1,2,4,8 | sbatch
     """
-    if compare and array:
-        raise click.UsageError("--compare and --array are two scripts; name one.")
-    if relaunch and (compare or array):
+    if relaunch and compare:
         raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
-    if relaunch is None and not (compare or array):
+    if relaunch is None and not compare:
         relaunch = 3
     for file in stage:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
     settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
-    if array:
-        settings["array"] = array
     if gpus:
         settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
     _check_settings(settings)
-    if array:
-        largest = max(map(int, array.split(",")))
-        if nodes is not None and nodes < largest:
-            raise ConfigError(f"--nodes {nodes}: --array {array} needs {largest}. Leave --nodes out.")
-        nodes = largest
     if nodes is not None:
         settings["nodes"] = str(nodes)
     check((run, *options), (nodes or 1) * (gpus or 1), "compare" if compare else "train")
@@ -118,7 +102,7 @@ def slurm(
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
     lines = [f"module load {shlex.join(modules.split(','))}"] if modules else []
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    script = "compare" if compare else "scaling" if array else "train"
+    script = "compare" if compare else "train"
     _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
 
 
@@ -194,20 +178,6 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
     click.echo(home(run.output.folder, run.name))
 
 
-@command.command("table")
-@click.argument("folder", type=click.Path(path_type=Path))
-def show_table(folder: Path) -> None:
-    """Print a table of the finished runs in FOLDER, and write it to FOLDER/table.md."""
-    from istmpi.report.scaling import TABLE, table
-
-    text = table(folder)
-    if not text:
-        raise ConfigError(f"{folder}: no folder in it has the summary of a finished run.")
-    with appearing(folder / TABLE) as file:
-        file.write(text.encode())
-    click.echo(text, nl=False)
-
-
 def job_name(run: str) -> str:
     """A name for schedulers and clouds, from a run's: letters, digits and hyphens, at most 40."""
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
@@ -249,7 +219,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 def _print_script(
     template: str, verb: str, lines: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> None:
-    """Print a template with these lines between its marks, and with the settings of sbatch."""
     text = (TEMPLATES / template).read_text(encoding="utf-8")
     for name, value in (settings or {}).items():
         text = _with_setting(text, name, value)
@@ -262,7 +231,6 @@ def _print_script(
 
 
 def _with_setting(text: str, name: str, value: str) -> str:
-    """The script with one #SBATCH line replaced, or put behind the last."""
     line, old = f"#SBATCH --{name}={value}", re.compile(rf"^#SBATCH --{name}=.*$", re.MULTILINE)
     if old.search(text):
         return old.sub(lambda _: line, text)

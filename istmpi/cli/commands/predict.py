@@ -13,7 +13,7 @@ import click
 
 from istmpi.cli.options import calibrate_on, flag, force, own_class, real, text, whole
 from istmpi.cli.output import note
-from istmpi.cli.quantities import FiniteRange, YesOrNo
+from istmpi.cli.quantities import YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
 @click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network, too.")
-@click.option(
-    "--exit-threshold",
-    "threshold",
-    type=FiniteRange(0, 1),
-    metavar="T",
-    help="Leave at the first exit whose normalised entropy is below T.",
-)
 @whole("--top", "K", "Several labels: so many of each example.  [default: xc 5, else those likelier than not]", 1)
 @whole("--tokens", "N", "text: at most so many more.  [default: 200]", 1)
 @real("--temperature", "T", "text: divides the logits; 0 takes the likeliest token.  [default: 1]", 0)
@@ -57,7 +50,6 @@ def command(
     source: str,
     form: str,
     all_outputs: bool,
-    threshold: float | None,
     top: int | None,
     tokens: int | None,
     temperature: float | None,
@@ -87,8 +79,7 @@ def command(
       digits                     the data that come with istmpi
       FILE.txt, any name, or -   a prompt, for a network trained on text
 
-    Features are made as istmpi prepare made those of the training data. With --exit-threshold an example has the
-    answer of the exit at which it leaves, and the number of this exit: 0 never leaves early, 1 always at the first.
+    Features are made as istmpi prepare made those of the training data.
     A sparse row has the labels that are ranked first, with their odds; other examples with several labels have those
     that are likelier than not. A graph has a line for every node.
     A prompt is continued, token by token, until the network ends the document; the text is printed as it comes.
@@ -118,13 +109,11 @@ def command(
     if not tokenizer:
         refused |= {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     if tokenizer or ranks or of_nodes:
-        refused |= {"--exit-threshold": threshold, "--label": label, "--header": header, "--delimiter": delimiter}
+        refused |= {"--label": label, "--header": header, "--delimiter": delimiter}
         refused |= {"--resize": resize or None, "--outputs": None if of_nodes else all_outputs or None}
     for option, value in refused.items():
         if value is not None:
             raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
-    if threshold is not None:
-        network.require_early_exits()
     if network.note:
         note(f"{network.note}.")
     if tokenizer:
@@ -139,7 +128,7 @@ def command(
         options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
         options |= {"skipped": _note_skipped, "reading": reading, "notes": notes}
         blocks = read_inputs(source, data.kind, data.shape, **options)
-        answers, limit = predict(network, blocks, threshold), top or 0 if several else None
+        answers, limit = predict(network, blocks), top or 0 if several else None
         text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
     if not out:
         _print(text)

@@ -2,50 +2,38 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-from istmpi.cli.options import as_csv, as_json, plot, real, text
-from istmpi.cli.output import console, drawing, note, print_csv, print_json, say
+from istmpi.cli.options import as_json, plot, text
+from istmpi.cli.output import console, drawing, note, print_json, say
 from istmpi.errors import ConfigError
-from istmpi.foreign import MOST
 from istmpi.report import tables
-from istmpi.report.comparison import Comparison, by_data, compare
-from istmpi.report.curves import Curve, read_curves
+from istmpi.report.comparison import Comparison, compare
+from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes
 
-MOST_NAMES = 4
-"""Names in a title; where there are more, their number stands there."""
 WIDTH_OF_A_LOG = 200
-"""Columns where nobody's terminal sets a limit."""
 
 
 def comparing(command: Callable) -> Callable:
-    """Decorate a click command with --targets and --watts."""
-    watts = real("--watts", "W", "Power of a node, for energy.", 0, MOST, above=True)
-    targets = text(
-        "--targets",
-        "SCORE,...",
-        "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]",
-    )
-    return targets(watts(command))
+    help = "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]"
+    return text("--targets", "SCORE,...", help)(command)
 
 
 @click.command("report")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
 @comparing
 @as_json
-@as_csv
 @text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
 @plot
 def command(
     paths: tuple[str, ...],
     targets: str | None,
-    watts: float | None,
     as_json: bool,
-    as_csv: bool,
     html: str | None,
     plot: str | None,
 ) -> None:
@@ -53,44 +41,24 @@ def command(
 
     \b
     istmpi report runs/compare-digits --html digits.html
-    istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75 --watts 150
+    istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75
 
     DIR is the folder of a run or of a comparison, or any folder of runs. Repeats of a method make one column; runs that
-    differ in settings do not. Each data set, by the name of its file, makes a comparison of its own. Runs that
-    cannot be read are named and left out.
+    differ in settings do not. All must be on the same data. Runs that cannot be read are named and left out.
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other.")
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
-    comparisons = {data: compare(those, scores, watts) for data, those in by_data(curves).items()}
+    comparison = compare(curves, scores)
     if as_json:
-        print_comparisons_as_json(comparisons)
-    elif as_csv:
-        rows = [{"data": data, **row} for data, each in comparisons.items() for row in each.rows()]
-        print_csv(rows, ["data", "method"])
+        print_json(tree_of(comparison))
     else:
-        for data, comparison in comparisons.items():
-            if len(comparisons) > 1:
-                click.echo(f"data: {data}\n")
-            print_comparison(comparison)
-    title = _title(comparisons, curves)
+        print_comparison(comparison)
+    names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name)) or comparison.data
+    title = f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}"
     if html:
-        write_page(comparisons, title, Path(html))
+        write_page(comparison, title, Path(html))
     if plot:
-        draw(comparisons, title, Path(plot))
-
-
-def _title(comparisons: Mapping[str, Comparison], curves: Sequence[Curve]) -> str:
-    """The title of a comparison: names where there are few of them, their number where there are many."""
-    methods = list(dict.fromkeys(curve.method for curve in curves))
-    used = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
-    if len(comparisons) > 1:
-        return f"{len(curves)} runs on {len(comparisons)} data sets: {used}"
-    names = list(dict.fromkeys(curve.name for curve in curves if curve.name))
-    ranks = sorted({curve.ranks for curve in curves if curve.ranks})
-    where = f" on {' and '.join(map(str, ranks))} ranks" if 0 < len(ranks) <= 2 else ""
-    return f"{', '.join(names if 0 < len(names) <= MOST_NAMES else comparisons)}: {used}{where}"
+        draw(comparison, title, Path(plot))
 
 
 def as_targets(text: str | None) -> list[float]:
@@ -102,38 +70,31 @@ def as_targets(text: str | None) -> list[float]:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print its tables."""
     width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
     tables.comparison(console(width=width), comparison)
 
 
-def print_comparisons_as_json(comparisons: Mapping[str, Comparison]) -> None:
-    """Print comparisons, by the names of their data, for other programs."""
-    trees = [
-        {"data": data, "score": each.score_name, "targets": each.targets, "notes": notes(each), "rows": each.rows()}
-        for data, each in comparisons.items()
-    ]
-    print_json({"comparisons": trees})
+def tree_of(comparison: Comparison) -> dict[str, Any]:
+    tree = {"data": comparison.data, "score": comparison.score_name, "targets": comparison.targets}
+    return {"comparisons": [tree | {"notes": notes(comparison), "rows": comparison.rows()}]}
 
 
-def write_page(comparisons: Mapping[str, Comparison], title: str, path: Path) -> None:
-    """Write the HTML page, a part for each data set, without pictures where matplotlib is not installed."""
-    from istmpi.report.html import Made, Section, page, write
+def write_page(comparison: Comparison, title: str, path: Path) -> None:
+    """Write the HTML page, without pictures where matplotlib is not installed."""
+    from istmpi.report.html import made, page, write
 
     try:
         from istmpi.report.comparison_plots import pictures
 
-        drawn = [pictures(each, f"{place}-") for place, each in enumerate(comparisons.values())]
+        drawn = pictures(comparison)
     except ImportError:
-        drawn = [None] * len(comparisons)
-    sections = [Section(data, each, its) for (data, each), its in zip(comparisons.items(), drawn)]
-    write(page(sections, title, Made.now()), path)
+        drawn = None
+    write(page(comparison, drawn, title, made()), path)
     say(f"written: {path}", err=True)
 
 
-def draw(comparisons: Mapping[str, Comparison], title: str, path: Path, required: bool = True) -> None:
-    """Draw the picture, a row for each data set."""
+def draw(comparison: Comparison, title: str, path: Path, required: bool = True) -> None:
     with drawing(path, required):
         from istmpi.report import comparison_plots
 
-        comparison_plots.draw(comparisons, title, path)
+        comparison_plots.draw(comparison, title, path)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import click
 from rich.markup import escape
 
-from istmpi.cli.completion import complete_names
 from istmpi.cli.output import console, table
 from istmpi.config import Setting, every_setting
 from istmpi.errors import ConfigError, did_you_mean
@@ -14,7 +13,7 @@ from istmpi.report.settings import markdown, schema, shown_default
 
 
 @click.command("settings")
-@click.argument("name", required=False, shell_complete=complete_names)
+@click.argument("name", required=False)
 @click.option("--schema", "as_schema", is_flag=True, help="Print a JSON Schema of run files, for editors.")
 @click.option("--markdown", "as_page", is_flag=True, help="Print docs/settings.md.")
 def command(name: str | None, as_schema: bool, as_page: bool) -> None:

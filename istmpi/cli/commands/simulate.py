@@ -11,13 +11,11 @@ import click
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import say
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, showing
-from istmpi.errors import ConfigError, SimulationError
+from istmpi.errors import SimulationError
 from istmpi.units import counted, in_seconds
 
 if TYPE_CHECKING:
     from istmpi.config import Run
-
-KINDS = "delays,stops,slow,kills"
 
 
 @click.command("simulate")
@@ -25,7 +23,6 @@ KINDS = "delays,stops,slow,kills"
 @options
 @whole("--ranks", "P", "Simulated ranks.", 1, 10_000, default=4)
 @whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
-@text("--kinds", "A,B,...", "Kinds of faults to draw from.", default=KINDS)
 @whole("--schedules", "N", "Try the seeds SEED (0) to SEED+N-1; print findings.", 1, 100_000)
 @text("--resume", "auto|PATH", "As of istmpi train.", default="")
 @showing
@@ -34,7 +31,6 @@ def command(
     assignments: tuple[str, ...],
     ranks: int,
     faults: int | None,
-    kinds: str,
     schedules: int | None,
     resume: str,
     shown: Showing,
@@ -48,8 +44,8 @@ def command(
     istmpi simulate my.toml --ranks 3 --schedules 100
 
     Without --faults the result is that of mpirun -n P, bit for bit. A seed draws how long calls and messages take, and
-    in which order messages arrive where MPI leaves that open; perhaps a rank that stands still for a while (stops), is
-    slower (slow) or is lost (kills), which ends the job with exit code 137.
+    in which order messages arrive where MPI leaves that open; perhaps a rank that stands still, is slow, or is lost,
+    which ends the job with exit code 137.
 
     With --schedules N nothing is written: each schedule must end, with the bits of the undisturbed run; one with a lost
     rank is resumed and must come to its weights. Exit code 1 where any does not.
@@ -57,12 +53,9 @@ def command(
     others = {"--resume": resume, "--progress": shown.progress, "-v": shown.verbose, "--json": shown.as_json}
     if schedules and (other := next((option for option, value in others.items() if value), "")):
         raise click.UsageError(f"{other} does not go with --schedules, which tells findings alone.")
-    drawn = tuple(filter(None, map(str.strip, kinds.split(","))))
-    if unknown := sorted({*drawn} - {*KINDS.split(",")}):
-        raise ConfigError(f"--kinds {kinds}: {unknown[0]} is no kind of fault; known: {KINDS}.")
     resolved = resolve(run, assignments, given)
     if schedules:
-        _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), drawn, shown.quiet)
+        _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), shown.quiet)
         return
 
     def tell(text: str) -> None:
@@ -75,7 +68,7 @@ def command(
     from istmpi.simulated import Faults
     from istmpi.simulated.schedules import simulated_training
 
-    befalls = Faults() if faults is None else Faults.drawn(faults, ranks, drawn)
+    befalls = Faults() if faults is None else Faults.drawn(faults, ranks)
     with TrainingDisplay(shown) as display:
         outcome = simulated_training(resolved, ranks, befalls, display, resume)
     tell(
@@ -88,12 +81,12 @@ def command(
     display.plots()
 
 
-def _try(run: Run, ranks: int, seeds: range, kinds: tuple[str, ...], quiet: bool) -> None:
+def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
     """Try a schedule for each seed; SimulationError where any is not as it should be."""
     from istmpi.simulated.schedules import Schedules
 
     begun, findings, happened = time.monotonic(), 0, Counter()
-    for schedule in Schedules(run, ranks, kinds).run(seeds):
+    for schedule in Schedules(run, ranks).run(seeds):
         happened.update(schedule.kinds)
         if schedule.finding:
             findings += 1

@@ -17,7 +17,6 @@ from istmpi.record import SETTINGS, home, run_of
 @options
 @flag("--sync-checkpoints", "Wait until a checkpoint is on the disk.")
 @text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's own folder (auto).", default="")
-@whole("--profile", "ROUND", "Write a trace of this round, on all ranks.")
 @watching
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
 @whole("--ranks", "P", "Ranks to plan for, with --dry-run.", 1, MOST_RANKS)
@@ -28,7 +27,6 @@ def command(
     resume: str,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
-    profile: int | None,
     shown: Showing,
     dry_run: bool,
     ranks: int | None,
@@ -88,7 +86,7 @@ def command(
     display = TrainingDisplay(shown) if communicator.rank == 0 else None
     with display or nullcontext():
         watch = LoggedWatch(display, loggers) if display else None
-        run_training(resolved, communicator, watch, resume, stop_at, signals=True, profile=profile)
+        run_training(resolved, communicator, watch, resume, stop_at, signals=True)
     with communicator.agreed():
         if display:
             display.plots()
