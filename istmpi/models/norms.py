@@ -59,12 +59,12 @@ def _calibrated(kind: type[nn.Module]) -> type[nn.Module]:
 
 def convert_batch_norms(network: nn.Module) -> None:
     """Turn batch normalisations, PyTorch's own and those of derived classes, into such without running statistics."""
-    own = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+    kinds = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
     for module in network.modules():
-        if type(module) in own:
+        if type(module) in kinds:
             module._buffers.clear()
             module.__class__ = BatchNorm
-        elif isinstance(module, own):
+        elif isinstance(module, kinds):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
             module.__class__ = _calibrated(type(module))

@@ -21,7 +21,7 @@ from istmpi.models.leaves import Elsewhere
 from istmpi.models.trials import hooked
 
 OUTPUT = -1
-"""In place of an operand's number: the result is multiplied."""
+"""The number of an operand that stands for the result."""
 PRODUCTS = {"linear": 0, "matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "inner": 0} | {
     "addmm": 1,
     "baddbmm": 1,
@@ -103,7 +103,7 @@ def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: An
 
 
 def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
-    """What `Call` has behind the power for a sum over these axes, by default all."""
+    """The fields of `Call` behind its power for a sum over these axes, by default all."""
     chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
     places = sorted(axis % max(x.ndim, 1) for axis in chosen) if x.ndim else []
     return f"{x.ndim}: {places}", "", "", prod(x.shape[place] for place in places), (x,)
@@ -135,10 +135,10 @@ class Provenance:
         """Take note of an operation: its results are known if all that it used is."""
         if name.endswith("_like") or name.startswith("new_"):
             used = []  # their values do not count
-        known = all(storage_of(tensor) in self._known for tensor in tensors_in(used))
-        parameters = self.parameters(used) if known else ""
+        all_known = all(storage_of(tensor) in self._known for tensor in tensors_in(used))
+        parameters = self.parameters(used) if all_known else ""
         for tensor in made:
-            if known:
+            if all_known:
                 self._known.setdefault(storage_of(tensor), (tensor, parameters))
             else:
                 self._known.pop(storage_of(tensor), None)
@@ -170,10 +170,8 @@ class Scaled(TorchFunctionMode):
         if call:
             call, operands = call.placed(self._modules[-1], self._known.parameters(call.operands)), call.operands
             # Some lengths are symbols while a program is exported; those of other calls may not be compared.
-            known = (
-                factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner
-            )
-            factor = next(known, 1.0)
+            here = (factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner)
+            factor = next(here, 1.0)
         if isinstance(factor, float) and factor == 1:
             outputs = func(*args, **kwargs)
         elif call.operand == OUTPUT:
@@ -197,18 +195,18 @@ class Scaled(TorchFunctionMode):
 @contextmanager
 def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
     """Let a network have some of its parameters times their factors, in its modules' attributes of the same names."""
-    of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
+    factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
     products: dict[int, torch.Tensor] = {}
     changed = []
     try:
-        for module in list(network.modules()) if of else ():
+        for module in list(network.modules()) if factor_of else ():
             before = dict(module._parameters)
-            keys = [key for key, parameter in before.items() if id(parameter) in of]
+            keys = [key for key, parameter in before.items() if id(parameter) in factor_of]
             if keys:
                 changed.append((module, keys, before))
             for key in keys:
                 parameter = module._parameters.pop(key)
-                product = products.setdefault(id(parameter), parameter * of[id(parameter)])
+                product = products.setdefault(id(parameter), parameter * factor_of[id(parameter)])
                 setattr(module, key, product)  # a recurrent layer has it in a list as well
         yield
     finally:

@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-5}
 """The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
 single precision even where all is in double; a wrong reading changes outputs far more."""
 COARSE = 1e-3
-"""The same for outputs of other precisions."""
+"""This largest difference for outputs of other precisions."""
 
 
 def few(lengths: Mapping[str, int]) -> dict[str, int]:

@@ -185,7 +185,7 @@ class Sums:
     """The sums over units of a network's widths."""
 
     uses: tuple[Use, ...] = ()
-    """Those that are scaled where they are called."""
+    """The sums that are scaled where they are called."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The parameters that are scaled themselves, for they are in sums over units of the same widths alone."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
