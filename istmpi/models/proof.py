@@ -8,7 +8,7 @@ unless something spans them: a normalisation, or a scale by their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,13 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.trials import alike, hooked, random_values, seeded
+from istmpi.models.trials import FEW, alike, hooked, random_values, seeded
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
 """Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
 of an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
+DIVISORS = 64
+"""The largest number of units that is tried where the constructor takes no such primes: a divisor of the width, the
+larger ones first. Multiples of what it asks for divide the width, too, and 64 units cost less than thousands."""
 EXAMPLES = 3
+AT_OWN_SIZE = 2
+"""Examples at a network's own size, where they are dear."""
 TOKENS = 8
 """Length of a window that is tried, if the network takes any: axes are the same for all, and outputs may be many."""
 PERMUTATIONS = 2
@@ -79,6 +84,8 @@ class Trial:
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
         numbers = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
+        halves = range(min(DIVISORS, width.length // 2), FEW, -1)
+        numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)
         few = {name: min(UNITS[0], self._network.widths[name].length) for name in apart}
         tries = itertools.product((torch.float64, torch.get_default_dtype()), (True, False), (few, {}), numbers)
@@ -184,13 +191,12 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The widest smaller network that the constructor takes, and its units; ``(None, 0)`` if there is none."""
+        """The widest smaller network that can be built and run, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
-            try:
+            with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})
-                return built.to(self._expected.dtype).eval(), units
-            except ConfigError:
-                continue
+                self._network.forward(built.to(self._expected.dtype).eval(), *self._x)
+                return built, units
         return None, 0
 
     def shown(self, module: str) -> str:
@@ -213,12 +219,12 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     """
     if not readings:
         return {}
-    module, x = _at_own_size(network)
+    module = built(network)
     generator = torch.Generator().manual_seed(0)
     values = random_values(module, generator)
     orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
 
-    def run(permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
+    def run(x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
         for name, parameter in module.named_parameters():
             parameter.data = values[name].to(parameter.dtype)
         for width, reading in permuted.items():
@@ -228,14 +234,15 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
+    x, expected = running(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
     problems = {}
     for training, where in ((False, f"with {_listed(network, readings)}"), (True, "in training")):
         left = {name: reading for name, reading in readings.items() if name not in problems}
-        expected = run({}, training)
-        if alike(run(left, training), expected):
+        expected = run(x, {}, True) if training else expected
+        if alike(run(x, left, training), expected):
             continue
         for name, reading in left.items():
-            if not alike(run({name: reading}, training), expected):
+            if not alike(run(x, {name: reading}, training), expected):
                 problems[name] = f"permuting its units changes the outputs {where}, though not those of a small network"
     return problems
 
@@ -257,17 +264,25 @@ class Steady(TorchDispatchMode):
         return outputs
 
 
-def _at_own_size(network: UserNetwork) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """The full network in double precision, in its own if that fails or is large, and examples that it takes."""
-    module = built(network)
+def running(
+    network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Examples that a network takes, short windows if it can, and what ``run`` makes of them.
+
+    The network becomes one of double precision; it has its own where it fails in double, or is large. Raises the last
+    ConfigError where it fails in both.
+    """
     large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
+    problem: ConfigError | None = None
     for dtype in (torch.get_default_dtype(),) if large else (torch.float64, torch.get_default_dtype()):
-        examples = network.examples(EXAMPLES, dtype)
+        module.to(dtype).eval()
+        examples = network.examples(count, dtype)
         for x in [*([(examples[0][:, :TOKENS],)] if network.tokens else []), examples]:
-            with suppress(ConfigError):
-                network.forward(module.to(dtype).eval(), *x)
-                return module, x
-    return module, examples
+            try:
+                return x, run(*x)
+            except ConfigError as error:
+                problem = error
+    raise problem or AssertionError
 
 
 def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.leaves import without_values
+from istmpi.models.proof import running
 from istmpi.models.table import ResidualBlock
 from istmpi.models.trials import alike, few, hooked, random_values
 from istmpi.models.user import UserNetwork, Width
@@ -52,10 +54,10 @@ def residual_blocks(
     path = grown[0]
     for tried in (few(lengths), {}):
         try:
-            built = network.build(tried).double().eval()
-            x = network.examples(EXAMPLES, torch.float64)
+            built = network.build(tried)
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
+            x, _ = running(network, built, EXAMPLES, partial(network.forward, built.eval()))
             blocks = tuple(_residual(network, built, x, [f"{path}.{number}" for number in range(before[path])]))
         except ConfigError:
             continue

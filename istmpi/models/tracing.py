@@ -52,10 +52,11 @@ def trace(
 
     ``full``: the network itself, if it has been built already.
     """
-    recorder = _recorder(network, full or built(network), EXAMPLES)
+    full = full or built(network)
+    recorder = _recorder(network, full, EXAMPLES)
     of_full = recorder.records
     with one_thread():
-        small = _Family.of(network, few(lengths), of_full)
+        small = _Family.of(network, few(lengths), of_full, full if few(lengths) == lengths else None)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
@@ -92,14 +93,21 @@ class _Family:
     """The records with a width doubled, by its name; the examples have an empty one."""
 
     @staticmethod
-    def of(network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record]) -> _Family | None:
-        """The family at these lengths; None where a member cannot be built and run, or computes other things."""
+    def of(
+        network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
+    ) -> _Family | None:
+        """The family at these lengths; None where a member cannot be built and run, or computes other things.
 
-        def records(lengths: Mapping[str, int], examples: int = EXAMPLES) -> list[Record]:
-            return _recorder(network, built(network, lengths), examples).records
+        ``full``: the network of these lengths and of the expected records, if they are its full ones.
+        """
+
+        def records(lengths: Mapping[str, int]) -> list[Record]:
+            return _recorder(network, built(network, lengths), EXAMPLES).records
 
         try:
-            family = _Family(lengths, records(lengths), {"": records(lengths, 2 * EXAMPLES)})
+            module = full or built(network, lengths)
+            base = expected if full else _recorder(network, module, EXAMPLES).records
+            family = _Family(lengths, base, {"": _recorder(network, module, 2 * EXAMPLES).records})
             for name, length in lengths.items():
                 family.doubled[name] = records({**lengths, name: 2 * length})
         except ConfigError:

@@ -205,7 +205,7 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder,
     members = None
     with one_thread():
         for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
-            members = _members(network, at, full.seen) or members
+            members = _members(network, at, full.seen, at == lengths) or members
             if members and None not in members[1].values():
                 break
     if members is None:
@@ -323,9 +323,12 @@ def _place(seen: Seen) -> str:
 
 
 def _members(
-    network: UserNetwork, lengths: Mapping[str, int], full: Sequence[Seen]
+    network: UserNetwork, lengths: Mapping[str, int], full: Sequence[Seen], are_full: bool
 ) -> tuple[Sequence[Seen], dict[str, Sequence[Seen] | None]] | None:
-    """The sums at these lengths, and with each width doubled: None where they are others than those of ``full``."""
+    """The sums at these lengths, and with each width doubled: None where they are others than those of ``full``.
+
+    ``are_full``: the lengths are the full ones.
+    """
 
     def seen(lengths: Mapping[str, int]) -> Sequence[Seen] | None:
         try:
@@ -337,7 +340,7 @@ def _members(
             return None
         return recorder.seen if recorder.seen == full else None
 
-    base = seen(lengths)
+    base = full if are_full else seen(lengths)
     if base is None:
         return None
     return base, {name: seen({**lengths, name: 2 * length}) for name, length in lengths.items()}

@@ -8,13 +8,13 @@ import pytest
 from istmpi.models.inspection import inspect
 from istmpi.models.table import ResidualBlock
 from istmpi.models.user import user_network
-from istmpi.tasks import NEXT_TOKEN
+from istmpi.tasks import NEXT_TOKEN, NODE_CLASSES
 
 FOLDER = Path(__file__).parents[2] / "examples"
 IMAGE = (3, 16, 16)
 
 
-@pytest.mark.parametrize("file", ["llama.py", "llama_text.py", "gpt2.py", "vit.py"])
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.py") if path.name != "convnet.py"))
 def test_a_wrapper_has_at_most_15_lines(file):
     text = re.sub(r'""".*?"""', "", (FOLDER / file).read_text(), flags=re.DOTALL)
     assert 0 < len([line for line in text.splitlines() if line.strip()]) <= 15
@@ -48,14 +48,17 @@ def test_a_llama_is_dealt_out_by_heads_and_feed_forward_units():
 @pytest.mark.filterwarnings("default")
 def test_a_vision_transformer_is_dealt_out_by_heads_and_feed_forward_units():
     found = table("vit.py:ViT", "timm", num_heads=4)
-    assert found.groups == {"num_heads": 4, "mlp_hidden": 256}
+    assert found.groups == {"num_heads": 4, "mlp_hidden": 256, "depth": 2} and "depth" not in found.dealt
     axes = {name: one.axes for name, one in found.parameters.items()}
     assert (axes["blocks.1.attn.qkv.weight"], axes["blocks.1.attn.qkv.bias"]) == (
-        "(3 num_heads 16) 64",
-        "(3 num_heads 16)",
+        "(depth[1] 3 num_heads 16) 64",
+        "(depth[1] 3 num_heads 16)",
     )
-    assert axes["blocks.1.attn.proj.weight"] == "64 (num_heads 16)"
-    assert (axes["blocks.0.mlp.fc1.weight"], axes["blocks.0.mlp.fc2.weight"]) == ("mlp_hidden 64", "64 mlp_hidden")
+    assert axes["blocks.1.attn.proj.weight"] == "(depth[1] 64) (num_heads 16)"
+    assert (axes["blocks.0.mlp.fc1.weight"], axes["blocks.0.mlp.fc2.weight"]) == (
+        "(depth[0] mlp_hidden) 64",
+        "(depth[0] 64) mlp_hidden",
+    )
 
 
 @pytest.mark.filterwarnings("default")
@@ -80,3 +83,42 @@ def test_a_llama_for_text_is_dealt_out_by_heads_and_feed_forward_units():
     small = {"num_attention_heads": 4, "intermediate_size": 24, "hidden_size": 48, "layers": 2}
     found = inspect(user_network(f"{FOLDER}/llama_text.py:Llama", (8,), 50, small, NEXT_TOKEN))
     assert found.dealt == ("num_attention_heads", "intermediate_size") and found.groups["layers"] == 2
+
+
+def test_an_lstm_for_text_is_dealt_out_by_its_state():
+    found = inspect(user_network(f"{FOLDER}/lstm_text.py:Lstm", (8,), 50, {"embed": 6, "hidden": 10}, NEXT_TOKEN))
+    assert found.groups == {"embed": 6, "hidden": 10} and found.dealt == ("hidden",)
+    assert found.parameters["cell.weight_hh_l1"].axes == "(4 hidden) hidden"
+    assert found.folded["cell.weight_hh_l1"] == ("hidden",) and not found.unscaled
+
+
+@pytest.mark.filterwarnings("default")
+def test_graph_convolutions_of_pyg_are_dealt_out_by_hidden_units():
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed; istmpi[examples] brings it")
+    found = inspect(user_network(f"{FOLDER}/gcn_pyg.py:Gcn", (9,), 3, {"hidden": 12}, NODE_CLASSES))
+    assert found.groups == {"hidden": 12} and found.folded == {"last.lin.weight": ("hidden",)}
+    assert found.parameters["first.lin.weight"].axes == "hidden 9" and found.stochastic
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_mixtral_is_dealt_out_by_its_experts():
+    """Its products of experts want rows of 16 bytes, in single precision."""
+    pytest.importorskip("transformers", reason="transformers is not installed; istmpi[examples] brings it")
+    small = {"experts": 8, "intermediate_size": 16, "layers": 2}
+    found = inspect(user_network(f"{FOLDER}/mixtral.py:Mixtral", (8,), 50, small, NEXT_TOKEN))
+    assert found.dealt == ("experts",) and found.groups == {"experts": 8, "intermediate_size": 16, "layers": 2}
+    axes = {name.rpartition("0.mlp.")[2]: one.axes for name, one in found.parameters.items()}
+    assert axes["gate.weight"] == "(layers[0] experts) 64"
+    assert axes["experts.gate_up_proj"] == "(layers[0] experts) (2 intermediate_size) 64"
+    assert all("experts" not in groups for groups in (*found.sums.values(), *found.folded.values()))
+    made = [str(one.shape) for one in found.operators if one.parameter.endswith("0.mlp.experts.gate_up_proj")]
+    assert made == ["(layers[0] 16) 64 (2 intermediate_size)"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_efficientnet_is_dealt_out_by_what_its_blocks_expand_to():
+    small = {"expand": [2, 3], "wide": 10}
+    found = table("efficientnet.py:Net", "timm", **small)
+    assert found.groups == {"expand1": 2, "expand2": 3, "wide": 10} and {*found.dealt} == {*found.groups}
+    assert found.parameters["blocks.1.0.conv_dw.weight"].axes == "(expand2 8) 1 3 3"
+    assert "blocks.1.0.bn2" in found.norms and found.sums["classifier"] == ("wide",)
