@@ -4,7 +4,7 @@
     mpirun -n 4 istmpi train --data text.h5 --model examples/gpt2.py:GPT2 --set method.min_blocks=2
 
 Its heads cannot be dealt out: transformers makes each an ``n_head``-th of ``n_embd``, so that fewer heads are larger;
-nor can its feed-forward units, which are multiplied in a layer of transformers' own.
+its feed-forward units, four times ``n_embd``, are no argument here.
 """
 
 from torch import nn

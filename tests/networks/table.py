@@ -500,6 +500,15 @@ TRAPS = (
     Row("trap_nets.Configured", FLAT, trains=False, refused=NO_WIDTHS),
     Row("trap_nets.AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
     Row("trap_nets.SingleOnly", FLAT, "hidden", scaled={"hidden": "last.weight"}, dtype="float32"),
+    Row(
+        "trap_nets.FoursOnly",
+        FLAT,
+        "hidden depth",
+        default="hidden",
+        blocks="depth",
+        scaled={"hidden": "blocks.0.down.weight blocks.1.down.weight"},
+        dtype="float32",
+    ),
 )
 GRAPHS = (
     Row(
