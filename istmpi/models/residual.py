@@ -66,7 +66,7 @@ def residual_blocks(
 
 
 def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
-    with without_values():
+    with torch.device("meta"), without_values():
         built = network.build(lengths)
     kinds = nn.Sequential, nn.ModuleList
     return {path: len(module) for path, module in built.named_modules() if isinstance(module, kinds)}
