@@ -8,7 +8,7 @@ unless something spans them: a normalisation, or a scale by their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
+from istmpi.models.running import TOKENS, running
 from istmpi.models.trials import FEW, alike, hooked, random_values, seeded
 from istmpi.models.user import UserNetwork, Width
 
@@ -30,11 +31,7 @@ larger ones first. Multiples of what it asks for divide the width, too, and 64 u
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 """Examples at a network's own size, where they are dear."""
-TOKENS = 8
-"""Length of a window that is tried, if the network takes any: axes are the same for all, and outputs may be many."""
 PERMUTATIONS = 2
-IN_DOUBLE = 10**8
-"""The most weights of a network that is tried at its own size in double precision."""
 RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
     "rand",
     "rand_like",
@@ -262,27 +259,6 @@ class Steady(TorchDispatchMode):
         if name in RANDOM:
             outputs.fill_(args[1] if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float) else 0.5)
         return outputs
-
-
-def running(
-    network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Examples that a network takes, short windows if it can, and what ``run`` makes of them.
-
-    The network becomes one of double precision; it has its own where it fails in double, or is large. Raises the last
-    ConfigError where it fails in both.
-    """
-    large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
-    problem: ConfigError | None = None
-    for dtype in (torch.get_default_dtype(),) if large else (torch.float64, torch.get_default_dtype()):
-        module.to(dtype).eval()
-        examples = network.examples(count, dtype)
-        for x in [*([(examples[0][:, :TOKENS],)] if network.tokens else []), examples]:
-            try:
-                return x, run(*x)
-            except ConfigError as error:
-                problem = error
-    raise problem or AssertionError
 
 
 def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.leaves import without_values
-from istmpi.models.proof import running
+from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
 from istmpi.models.trials import alike, few, hooked, random_values
 from istmpi.models.user import UserNetwork, Width
