@@ -26,11 +26,10 @@ UNITS = (5, 7, 11)
 """Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
 of an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
 DIVISORS = 64
-"""The largest number of units that is tried where the constructor takes no such primes: a divisor of the width, the
-larger ones first. Multiples of what it asks for divide the width, too, and 64 units cost less than thousands."""
+"""The largest divisor of a width that is tried where the constructor takes no such primes."""
 EXAMPLES = 3
 AT_OWN_SIZE = 2
-"""Examples at a network's own size, where they are dear."""
+"""Examples at a network's own size."""
 PERMUTATIONS = 2
 RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
     "rand",

@@ -1,8 +1,9 @@
-"""Examples and a precision in which a network can be run, as cheap ones as it takes."""
+"""Runs a network as cheaply as it can be run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -11,9 +12,9 @@ from istmpi.errors import ConfigError
 from istmpi.models.user import UserNetwork
 
 TOKENS = 8
-"""Length of a window that is tried, if the network takes any: axes are the same for all, and outputs may be many."""
+"""The length of a short window: axes are the same for all, and outputs may be many."""
 IN_DOUBLE = 10**8
-"""The most weights of a network that is tried at its own size in double precision."""
+"""The most weights of a network that is run in double precision."""
 
 
 def running(
@@ -21,18 +22,15 @@ def running(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Examples that a network takes, short windows if it can, and what ``run`` makes of them.
 
-    The network becomes one of double precision; it has its own where it fails in double, or is large.
+    It is run in double precision, in its own where that fails or it is large.
     """
-    own = torch.get_default_dtype()
     large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
-    problem = None
-    for dtype in (own,) if large else (torch.float64, own):
+    for dtype in (torch.float64, torch.get_default_dtype())[large:]:
         module.to(dtype).eval()
-        examples = network.examples(count, dtype)
-        for x in [*([(examples[0][:, :TOKENS],)] if network.tokens else []), examples]:
-            try:
-                return x, run(*x)
-            except ConfigError as error:
-                problem = error
-    assert problem is not None
-    raise problem
+        x = network.examples(count, dtype)
+        if network.tokens:
+            with suppress(ConfigError):
+                return (short := (x[0][:, :TOKENS],)), run(*short)
+        with suppress(ConfigError):
+            return x, run(*x)
+    return x, run(*x)

@@ -96,18 +96,15 @@ class _Family:
     def of(
         network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
     ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be built and run, or computes other things.
-
-        ``full``: the network of these lengths and of the expected records, if they are its full ones.
-        """
+        """The family at these lengths; None where a member cannot be built and run, or computes other things."""
 
         def records(lengths: Mapping[str, int]) -> list[Record]:
             return _recorder(network, built(network, lengths), EXAMPLES).records
 
         try:
             module = full or built(network, lengths)
-            base = expected if full else _recorder(network, module, EXAMPLES).records
-            family = _Family(lengths, base, {"": _recorder(network, module, 2 * EXAMPLES).records})
+            base, doubled = (_recorder(network, module, count * EXAMPLES).records for count in (1, 2))
+            family = _Family(lengths, base, {"": doubled})
             for name, length in lengths.items():
                 family.doubled[name] = records({**lengths, name: 2 * length})
         except ConfigError:

@@ -325,10 +325,7 @@ def _place(seen: Seen) -> str:
 def _members(
     network: UserNetwork, lengths: Mapping[str, int], full: Sequence[Seen], are_full: bool
 ) -> tuple[Sequence[Seen], dict[str, Sequence[Seen] | None]] | None:
-    """The sums at these lengths, and with each width doubled: None where they are others than those of ``full``.
-
-    ``are_full``: the lengths are the full ones.
-    """
+    """The sums at these lengths, and with each width doubled: None where they are others than those of ``full``."""
 
     def seen(lengths: Mapping[str, int]) -> Sequence[Seen] | None:
         try:

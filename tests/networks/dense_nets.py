@@ -83,10 +83,12 @@ class ResidualBlock(nn.Module):
 class ResidualMlp(nn.Module):
     """Blocks on a stream, so many as an argument says."""
 
+    block = ResidualBlock
+
     def __init__(self, features, outputs, stream=6, hidden=12, depth=3):
         super().__init__()
         self.into = nn.Linear(features, stream)
-        self.blocks = nn.ModuleList(ResidualBlock(stream, hidden) for _ in range(depth))
+        self.blocks = nn.ModuleList(self.block(stream, hidden) for _ in range(depth))
         self.last = nn.Linear(stream, outputs)
 
     def forward(self, x):
@@ -94,6 +96,21 @@ class ResidualMlp(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+class PairsBlock(ResidualBlock):
+    """A block that takes units in pairs, and single precision alone, as grouped products do."""
+
+    def forward(self, x):
+        if x.dtype == torch.float64 or self.up.out_features % 2:
+            raise RuntimeError("strides should be multiple of 8 bytes")
+        return super().forward(x)
+
+
+class InPairs(ResidualMlp):
+    """So many such blocks."""
+
+    block = PairsBlock
 
 
 class Highway(nn.Module):

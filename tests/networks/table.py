@@ -5,7 +5,7 @@ network.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 FLAT, IMAGE, SEQUENCE, TOKENS, NODES = (6,), (2, 8, 8), (5, 6), (7,), (9,)
 OUTPUTS, VOCABULARY = 3, 256
@@ -82,6 +82,17 @@ class Row:
 FROZEN = "changes the outputs"
 """A frozen weight is a buffer, which every rank has whole: its units have their places."""
 CONSTRUCTOR = {"model.init": "constructor"}
+RESIDUAL = Row(
+    "dense_nets.ResidualMlp",
+    FLAT,
+    "stream hidden depth",
+    default="hidden",
+    blocks="depth",
+    scaled={
+        "stream": "blocks.0.up.weight blocks.1.up.weight blocks.2.up.weight last.weight",
+        "hidden": "blocks.0.down.weight blocks.1.down.weight blocks.2.down.weight",
+    },
+)
 DENSE = (
     Row("dense_nets.Mlp", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}),
     Row("dense_nets.BatchNormed", FLAT, "hidden wide", scaled={"wide": "last.weight"}),
@@ -94,17 +105,8 @@ DENSE = (
         default="hidden",
         scaled={"stream": "gate.weight up.weight last.weight", "hidden": "down.weight"},
     ),
-    Row(
-        "dense_nets.ResidualMlp",
-        FLAT,
-        "stream hidden depth",
-        default="hidden",
-        blocks="depth",
-        scaled={
-            "stream": "blocks.0.up.weight blocks.1.up.weight blocks.2.up.weight last.weight",
-            "hidden": "blocks.0.down.weight blocks.1.down.weight blocks.2.down.weight",
-        },
-    ),
+    RESIDUAL,
+    replace(RESIDUAL, network="dense_nets.InPairs", dtype="float32"),
     Row("dense_nets.Highway", FLAT, "hidden", scaled={"hidden": "change.weight gate.weight last.weight"}),
     Row("dense_nets.Maxout", FLAT, "hidden", scaled={"hidden": "last.weight"}),
     Row("dense_nets.Crelu", FLAT, "hidden", scaled={"hidden": "last.weight"}),
@@ -500,15 +502,6 @@ TRAPS = (
     Row("trap_nets.Configured", FLAT, trains=False, refused=NO_WIDTHS),
     Row("trap_nets.AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
     Row("trap_nets.SingleOnly", FLAT, "hidden", scaled={"hidden": "last.weight"}, dtype="float32"),
-    Row(
-        "trap_nets.FoursOnly",
-        FLAT,
-        "hidden depth",
-        default="hidden",
-        blocks="depth",
-        scaled={"hidden": "blocks.0.down.weight blocks.1.down.weight"},
-        dtype="float32",
-    ),
 )
 GRAPHS = (
     Row(

@@ -208,33 +208,3 @@ class SingleOnly(nn.Module):
         if x.dtype == torch.float64:
             raise RuntimeError("expected scalar type Float but found Double")
         return self.last(torch.relu(self.first(x)))
-
-
-class InFours(nn.Module):
-    """A block whose products take units in fours, and single precision alone, as those of grouped experts do."""
-
-    def __init__(self, features, hidden):
-        super().__init__()
-        self.up, self.down = nn.Linear(features, hidden), nn.Linear(hidden, features)
-
-    def forward(self, x):
-        hidden = torch.relu(self.up(x))
-        if x.dtype == torch.float64 or hidden.shape[-1] % 4:
-            raise RuntimeError("strides should be multiple of 16 bytes")
-        return x + self.down(hidden)
-
-
-class FoursOnly(nn.Module):
-    """So many blocks that take units in fours."""
-
-    def __init__(self, features, outputs, hidden=24, depth=2):
-        super().__init__()
-        self.blocks, self.last = (
-            nn.ModuleList(InFours(features, hidden) for _ in range(depth)),
-            nn.Linear(features, outputs),
-        )
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
