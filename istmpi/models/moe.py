@@ -81,7 +81,8 @@ class Experts(nn.Module):
 
     def _groups(self, x):
         """Return True if each expert can compute its own tokens alone; exports and double precision cannot."""
-        aligned = all(side * x.element_size() % ALIGNED == 0 for side in self.up.shape[1:])
+        size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
+        aligned = all(side * size % ALIGNED == 0 for side in self.up.shape[1:])
         return x.dtype in (torch.float32, torch.bfloat16) and aligned and not torch.compiler.is_exporting()
 
     def _grouped(self, tokens, _, best, chosen):
@@ -93,7 +94,7 @@ class Experts(nn.Module):
         return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
 
     def _masked(self, tokens, scores, best, chosen):
-        """All experts compute all tokens, and the weights of others are 0."""
+        """Every expert computes every token, and the weights of others are 0."""
         weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
         gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
         return torch.einsum("teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down)

@@ -108,6 +108,17 @@ def test_a_token_costs_its_experts_or_all_of_them_and_gets_the_same():
     torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("hidden", [12, 16])
+def test_half_precision_goes_either_way(hidden):
+    """Rows of 12 numbers in two bytes are no multiple of 16 bytes."""
+    torch.manual_seed(0)
+    network, x = Experts(8, 6, hidden, 2, 0.3, 0.2), torch.randn(3, 7, 8)
+    expected = network(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network._groups(x) == (hidden == 16)
+        torch.testing.assert_close(network(x), expected, check_dtype=False, rtol=0.05, atol=0.05)
+
+
 @PATHS
 @pytest.mark.parametrize("held", [1, 2])
 def test_where_fewer_are_held_all_are_taken(dtype, held):
