@@ -139,8 +139,10 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: set[int] = set()
+    recorder = SumRecorder()
 
     def made(name: str, output: torch.Tensor) -> None:
+        recorder.readers.pop(storage_of(output), None)  # those of a tensor that lay there before
         outputs.append((name, output, output._version))
 
     def arrives(name: str, x: torch.Tensor) -> None:
@@ -157,7 +159,7 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    recorder, examples = SumRecorder(), network.examples(EXAMPLES, torch.get_default_dtype())
+    examples = network.examples(EXAMPLES, torch.get_default_dtype())
     with hooked(hooks), recorder.following(module):
         returned = network.forward(module.eval(), *examples)
     for name, count in calls.items():
