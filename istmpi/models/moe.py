@@ -80,10 +80,12 @@ class Experts(nn.Module):
         return made
 
     def _groups(self, x):
-        """Return True if each expert can compute its own tokens alone; exports and double precision cannot."""
+        """Return True if each expert can compute its own tokens alone; exports, doubles and an old PyTorch cannot."""
+        if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
+            return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
         aligned = all(side * size % ALIGNED == 0 for side in self.up.shape[1:])
-        return x.dtype in (torch.float32, torch.bfloat16) and aligned and not torch.compiler.is_exporting()
+        return aligned and not torch.compiler.is_exporting()
 
     def _grouped(self, tokens, _, best, chosen):
         number, order = chosen.flatten().sort(stable=True)
