@@ -13,7 +13,7 @@ from istmpi.data.graph.file import material_of
 from istmpi.data.graph.prepare import adjacency
 from istmpi.data.graph.split import Graph
 from istmpi.data.prepare import prepare
-from istmpi.data.writer import FileWriter
+from istmpi.data.writer import write
 from istmpi.errors import ConfigError
 from istmpi.models.user import UserNetwork, user_network
 from istmpi.simulated import simulate
@@ -66,8 +66,7 @@ def data(row: Row, folder: Path) -> Path:
         labels, clusters = np.arange(EXAMPLES) % OUTPUTS, np.sort(np.arange(EXAMPLES) % 4).astype(np.int32)
         nodes = {"train": np.arange(0, EXAMPLES, 2), "test": np.arange(1, EXAMPLES, 2)}
         classes = tuple(map(str, range(OUTPUTS)))
-        with FileWriter(path, material_of("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters))):
-            pass
+        write(material_of("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters)), path)
     else:
         x = random.normal(size=(EXAMPLES, *row.shape)).astype(np.float32)
         y = np.arange(EXAMPLES) % OUTPUTS

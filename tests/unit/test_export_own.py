@@ -44,7 +44,8 @@ def predicted(path, name):
 def instance(metadata):
     """The class as its user makes it."""
     settings = dict(json.loads(metadata["run"])["model"])
-    kind, dtype, _ = CLASSES[settings.pop("name").rpartition(":")[2]], settings.pop("dtype"), settings.pop("scale")
+    kind, dtype = CLASSES[settings.pop("name").rpartition(":")[2]], settings.pop("dtype")
+    del settings["scale"], settings["init"]
     facts = {"shape": (1, 8, 8)} if kind is networks.Convolutional else {"features": 64}
     return kind(**facts, outputs=10, **settings).to(getattr(torch, dtype)).eval()
 

@@ -70,7 +70,7 @@ def test_activations_are_those_of_a_block():
     assert whole.activations - blocks.activations == 2 * 4 * BATCH * (LABELS - 30)
 
 
-def test_it_is_reckoned_without_torch_and_the_largest_that_fits_is_told():
+def test_it_is_reckoned_without_torch():
     program = (
         "import sys; from istmpi.cli.main import main; sys.argv = ['istmpi', *sys.argv[1:]]\n"
         "try: main()\n"
@@ -84,15 +84,3 @@ def test_it_is_reckoned_without_torch_and_the_largest_that_fits_is_told():
     weights = 4 * ((135_909 + 670_091) * 2560)
     assert rows["ist"]["memory_network_bytes"] == pytest.approx(weights / 8, rel=0.01)
     assert rows["data-parallel"]["memory_network_bytes"] == pytest.approx(weights, rel=0.01)
-    shown = subprocess.run(
-        [sys.executable, "-c", program, *words, "--memory", "16GB", "--row-features", "10"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
-    found = {}
-    for line in shown.splitlines():
-        if line.startswith("Largest that fits"):
-            method, _, width = line.partition(" with ")[2].partition(": hidden1 ")
-            found[method] = int(width.rstrip("."))
-    assert found["ist"] > 4 * found["data-parallel"]
