@@ -5,6 +5,7 @@ from typing import Any
 NETWORKS = {
     "gat": "istmpi.models.gat:GAT",
     "gcn": "istmpi.models.gcn:GCN",
+    "moe": "istmpi.models.moe:MoE",
     "resnet": "istmpi.models.resnet:ResNet",
     "sage": "istmpi.models.sage:SAGE",
     "transformer": "istmpi.models.transformer:Transformer",

@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
         if any(tensor.layout != torch.strided for tensor in _tensors([*args])):
             return  # sums over the neighbours of a node are counted in tables that are written down
-        if name in ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm"):
+        if name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"):
             a, b = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
             matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
             if self._is_weight(a) and not self._is_weight(b):

@@ -221,7 +221,7 @@ class UserNetwork:
             place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
-                loss = ". An own loss cannot be returned: leave it out; the task's loss is that of the outputs"
+                loss = ". An own loss is not returned: give it to istmpi.with_loss inside, or leave it out"
                 cure = loss if shape == () else f". Its argument outputs is filled in with that {self.outputs}"
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "

@@ -1,0 +1,107 @@
+"""A decoder for text whose feed-forward units are experts, of which a token takes the best (arXiv 2101.03961)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from istmpi.models.inner_loss import with_loss
+from istmpi.models.transformer import Transformer
+
+ALIGNED = 16
+"""Bytes of which a matrix's rows must be a multiple for `torch.nn.functional.grouped_mm`."""
+
+
+class MoE(Transformer):
+    """A transformer whose layers have a mixture of experts for their feed-forward units.
+
+    ``shape``: the tokens of a window. ``outputs``: the vocabulary. ``layers``: the number of layers. ``embed``: the
+    width of the residual stream. ``experts``: experts, a number for each layer, the last of which stands for all
+    further ones; layers with one number are dealt out alike. ``top``: the experts that a token takes, all where a rank
+    holds fewer. ``hidden``: units of an expert, with SwiGLU. ``balance``: the weight of the loss that spreads tokens
+    evenly over experts. ``z``: the weight of the loss that keeps the router's scores small. ``heads``: heads of keys
+    and values, a number for each layer as of experts. ``queries``: queries of each head. ``head_dim``: the length of a
+    query. ``norm``: the normalisation, rms or layer. ``positions``: how places are told, rotary or learnt. ``tied``:
+    whether the logits are made with the embedding's weight. ``dropout``: share of what each layer adds to the stream
+    that a step leaves out.
+    """
+
+    DEALT = ("experts",)
+
+    def __init__(
+        self,
+        shape: tuple[int],
+        outputs: int,
+        layers: int = 4,
+        embed: int = 256,
+        experts: tuple[int, ...] = (8, 8, 8, 8),
+        top: int = 2,
+        hidden: int = 704,
+        balance: float = 0.01,
+        z: float = 0.001,
+        heads: tuple[int, ...] = (8, 8, 8, 8),
+        queries: int = 1,
+        head_dim: int = 32,
+        norm: str = "rms",
+        positions: str = "rotary",
+        tied: bool = True,
+        dropout: float = 0.0,
+    ):
+        if not experts or top < 1:
+            raise ValueError(f"experts = {list(experts)} needs a number, at least, and top = {top} must be 1 or more")
+        super().__init__(
+            shape, outputs, layers, embed, heads, queries, head_dim, (1,), norm, positions, "swiglu", tied, dropout
+        )
+        for number, layer in enumerate(self.layers):
+            layer.feed_forward = Experts(embed, experts[min(number, len(experts) - 1)], hidden, top, balance, z)
+
+
+class Experts(nn.Module):
+    """A mean over the best experts of those held, by a softmax over these."""
+
+    def __init__(self, embed: int, experts: int, hidden: int, top: int, balance: float, z: float):
+        super().__init__()
+        self.top, self.balance, self.z = min(top, experts), balance, z
+        self.router = nn.Linear(embed, experts, bias=False)
+        self.gate, self.up = (nn.Parameter(torch.empty(experts, embed, hidden)) for _ in range(2))
+        self.down = nn.Parameter(torch.empty(experts, hidden, embed))
+        for weight in (self.gate, self.up, self.down):
+            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+
+    def forward(self, x):
+        """The addition to the stream, ``[b, t, embed]``."""
+        tokens = x.flatten(0, 1)
+        scores = self.router(tokens)
+        best, chosen = scores.topk(self.top)
+        made = (self._grouped if self._groups(x) else self._masked)(tokens, scores, best, chosen).view_as(x)
+        if self.training and (self.balance or self.z):
+            made = with_loss(made, self._loss(scores, chosen))
+        return made
+
+    def _groups(self, x):
+        """Return True if each expert can compute its own tokens alone; exports, doubles and an old PyTorch cannot."""
+        if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
+            return False
+        size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
+        aligned = all(side * size % ALIGNED == 0 for side in self.up.shape[1:])
+        return aligned and not torch.compiler.is_exporting()
+
+    def _grouped(self, tokens, _, best, chosen):
+        number, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(number, torch.arange(len(self.up), device=number.device), right=True, out_int32=True)
+        x = tokens[order // self.top]
+        gate, up = (functional.grouped_mm(x, weight, offs=ends) for weight in (self.gate, self.up))
+        made = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)[order.argsort()]
+        return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
+
+    def _masked(self, tokens, scores, best, chosen):
+        """Every expert computes every token, and the weights of others are 0."""
+        weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
+        gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
+        return torch.einsum("teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down)
+
+    def _loss(self, scores, chosen):
+        held, shares = scores.shape[-1], scores.softmax(-1).mean(0)
+        taken = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(0) / self.top
+        return self.balance * held * (taken * shares).sum() + self.z * scores.logsumexp(-1).square().mean()

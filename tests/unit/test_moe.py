@@ -1,0 +1,164 @@
+"""The mixture of experts that ships: what is dealt out, a mean that is not scaled, the losses inside it."""
+
+import pytest
+import torch
+from torch import nn
+
+from istmpi import with_loss
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
+from istmpi.models.inspection import inspect
+from istmpi.models.moe import Experts
+from istmpi.models.trials import one_thread
+from istmpi.models.user import user_network
+from istmpi.tasks import NEXT_TOKEN
+
+SMALL = {"layers": 2, "embed": 8, "heads": [2, 3], "head_dim": 4, "hidden": 12, "experts": [6, 5]}
+WEIGHTS = ("router.weight", "gate", "up", "down")
+PATHS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["grouped", "masked"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    with one_thread():
+        yield
+
+
+def own(**changed):
+    return user_network("moe", (7,), 20, {**SMALL, **changed}, NEXT_TOKEN)
+
+
+def mixture(dtype, experts=6, top=2, balance=0.3, z=0.2):
+    """The experts of a layer, and a batch."""
+    torch.manual_seed(0)
+    return Experts(8, experts, 12, top, balance, z).to(dtype), torch.randn(3, 7, 8, dtype=dtype, requires_grad=True)
+
+
+def with_values(network, values):
+    network.load_state_dict(values)
+    return network
+
+
+def results(network, x):
+    """The outputs, and the gradients of the inputs and of all parameters."""
+    network.zero_grad()
+    x.grad = None
+    made = network(x)
+    (made * torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made)).sum().backward()
+    return made.detach(), x.grad.clone(), {name: value.grad.clone() for name, value in network.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def found():
+    code = own()
+    return Architecture("moe", inspect(code), "float32", code)
+
+
+def test_experts_are_dealt_out_with_their_rows_of_the_router(found):
+    assert found.default_groups == ("experts1", "experts2")
+    axes = {name.split(".", 3)[-1]: str(one.pattern) for name, one in found.parameters.items() if "layers.1.f" in name}
+    assert axes == {
+        "router.weight": "(layers[1] experts2) embed",
+        "gate": "(layers[1] experts2) embed hidden",
+        "up": "(layers[1] experts2) embed hidden",
+        "down": "(layers[1] experts2) hidden embed",
+        "weight": "(layers[1] embed)",
+    }
+    bounds = {name.split(".", 3)[-1]: one.bound for name, one in found.parameters.items() if "layers.1.f" in name}
+    assert [bounds[name] for name in WEIGHTS] == pytest.approx([8**-0.5] * 3 + [12**-0.5])
+
+
+def test_no_sum_over_experts_is_scaled(found):
+    assert not found.table.unscaled and not found.uses
+    assert not found.summed & {*found.default_groups}
+    assert {*found.table.folded["layers.0.feed_forward.down"]} == {"hidden"}
+
+
+def test_the_experts_that_a_token_takes_are_what_is_computed(found):
+    products = [str(one.shape) for one in found.operators if one.kind == "Experts"]
+    assert not found.inexact
+    assert products[:3] == ["(layers[0] 14) embed hidden"] * 2 + ["(layers[0] 14) hidden embed"]
+
+
+@PATHS
+def test_experts_twice_over_compute_what_they_do(dtype):
+    (few, x), (many, _) = mixture(dtype, 3, 2, 0, 0), mixture(dtype, 6, 4, 0, 0)
+    with_values(many, {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in few.state_dict().items()})
+    (made, of_x, gradients), (expected, of_expected, whole) = results(few, x), results(many, x)
+    torch.testing.assert_close((made, of_x), (expected, of_expected))
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(whole[name].view(2, *gradient.shape).sum(0), gradient)
+
+
+@PATHS
+def test_permuted_experts_are_the_same_in_training_too(dtype):
+    network, x = mixture(dtype)
+    order = torch.tensor([3, 5, 0, 2, 4, 1])
+    made, of_x, gradients = results(network, x)
+    permuted = with_values(mixture(dtype)[0], {name: value[order] for name, value in network.state_dict().items()})
+    expected = {name: value[order] for name, value in gradients.items()}
+    torch.testing.assert_close(results(permuted, x), (made, of_x, expected))
+
+
+def test_a_token_costs_its_experts_or_all_of_them_and_gets_the_same():
+    one, x = mixture(torch.float32)
+    other = with_values(mixture(torch.float64)[0], one.state_dict())
+    assert one._groups(x) and not other._groups(x.double())
+    found, expected = results(one, x), results(other, x.detach().double().requires_grad_())
+    torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [12, 16])
+def test_half_precision_goes_either_way(hidden):
+    """Rows of 12 numbers in two bytes are no multiple of 16 bytes."""
+    torch.manual_seed(0)
+    network, x = Experts(8, 6, hidden, 2, 0.3, 0.2), torch.randn(3, 7, 8)
+    expected = network(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network._groups(x) == (hidden == 16)
+        torch.testing.assert_close(network(x), expected, check_dtype=False, rtol=0.05, atol=0.05)
+
+
+@PATHS
+@pytest.mark.parametrize("held", [1, 2])
+def test_where_fewer_are_held_all_are_taken(dtype, held):
+    network, x = mixture(dtype, held, 4)
+    shares = network.router(x).softmax(-1)
+    made = [
+        (nn.functional.silu(x @ network.gate[n]) * (x @ network.up[n])) @ network.down[n] * shares[..., n : n + 1]
+        for n in range(held)
+    ]
+    torch.testing.assert_close(network(x), sum(made))
+
+
+@PATHS
+def test_the_losses_inside_are_those_added_by_hand(dtype):
+    network, x = mixture(dtype)
+    _, of_x, gradients = results(network, x)
+    plain, again = mixture(dtype, balance=0, z=0)
+    made = plain(again)
+    scores = plain.router(again.flatten(0, 1))
+    taken = torch.stack([(scores.topk(2).indices == n).sum() / (2 * len(scores)) for n in range(6)]).to(dtype)
+    balance, z = 6 * (taken * scores.softmax(-1).mean(0)).sum(), (scores.logsumexp(-1) ** 2).mean()
+    assert balance > 0.9
+    weights = torch.linspace(-1, 1, made.numel(), dtype=dtype).view_as(made)
+    ((made * weights).sum() + 0.3 * balance + 0.2 * z).backward()
+    torch.testing.assert_close(again.grad, of_x)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+    before = results(plain.eval(), x)
+    torch.testing.assert_close(results(network.eval(), x), before, rtol=0, atol=0)  # nothing is added in evaluation
+
+
+def test_a_loss_leaves_what_it_goes_through_as_it_is():
+    x, y = torch.randn(3, requires_grad=True), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    made = with_loss(2 * x, y**3)
+    assert torch.equal(made, 2 * x)
+    made.sum().backward()
+    assert x.grad.tolist() == [2, 2, 2] and y.grad == 12
+
+
+@pytest.mark.parametrize("changed", [{"experts": []}, {"top": 0}])
+def test_what_cannot_be_built_is_refused_in_one_line(changed):
+    with pytest.raises(ConfigError, match="needs a number, at least, and top = . must be 1 or more"):
+        own(**changed).build()
