@@ -138,7 +138,7 @@ def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
         ("meta buffer", "buffer calls is on the device meta"),
         ("nothing", "forward returns NoneType for 2 examples"),
         ("text", "forward returns str for 2 examples"),
-        ("training", "forward fails on examples of shape 3 x 7: RuntimeError: only in use"),
+        ("training", "forward fails on examples of shape 2 x 7: RuntimeError: only in use"),
         ("two", r"forward returns \(2, 7\) as output 2 for 2 examples"),
         ("none at all", "forward returns tuple for 2 examples"),
         ("two in training", "forward returns 2 outputs in training and 1 in evaluation"),
