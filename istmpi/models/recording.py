@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
-from istmpi.models.trials import hooked
+from istmpi.models.scaling import modules_noted, storage_of, tensors_in
 
 NORMALISATIONS = {
     "native_batch_norm",
@@ -76,14 +76,15 @@ class Recorder(TorchDispatchMode):
         self.joins: set[tuple[int, int]] = set()
         """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
         self._parameters = dict(network.named_parameters())
-        self._parameter_of = {_storage(parameter): name for name, parameter in self._parameters.items()}
-        self._of_examples = {_storage(x) for x in inputs}
+        self._parameter_of = {storage_of(parameter): name for name, parameter in self._parameters.items()}
+        self._of_examples = {storage_of(x) for x in inputs}
         self._alive: list[torch.Tensor] = [*inputs]
         # Sets of records as the bits of a number.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         self._inputs_behind: dict[int, int] = {}
-        self._modules = [("", type(network).__name__)]
+        self._modules = [""]
+        self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
 
@@ -94,26 +95,17 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
         """Note the module that each operation is called in."""
-
-        def entered(name: str) -> Callable[..., None]:
-            return lambda module, _: self._modules.append((name, type(module).__name__))
-
-        handles = []
-        for name, module in network.named_modules():
-            if name:
-                handles.append(module.register_forward_pre_hook(entered(name)))
-                handles.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
-        with hooked(handles):
+        with modules_noted(network, self._modules):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        made, used = list(_tensors(outputs)), list(_tensors([*args, *(kwargs or {}).values()]))
+        made, used = list(tensors_in(outputs)), list(tensors_in([*args, *(kwargs or {}).values()]))
         if name.endswith("_like") or name.startswith("new_"):
             used = []  # their values do not count
-        makers = [self._made_by.get(_storage(tensor), 0) for tensor in used]
-        before = behind = _union(self._behind.get(_storage(tensor), 0) for tensor in used)
+        makers = [self._made_by.get(storage_of(tensor), 0) for tensor in used]
+        before = behind = _union(self._behind.get(storage_of(tensor), 0) for tensor in used)
         layers = 0
         for product in self._products(name, args, made):
             number = len(self.records)
@@ -125,23 +117,28 @@ class Recorder(TorchDispatchMode):
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
         for tensor in made:
-            storage = _storage(tensor)
+            storage = storage_of(tensor)
             self._made_by[storage] = layers or self._made_by.get(storage, 0) | _union(makers)
             self._behind[storage] = self._behind.get(storage, 0) | behind
         if name in NORMALISATIONS:
-            self.records.append(Record(*self._modules[-1], "", True, (made[0].numel(),)))
+            self.records.append(Record(*self._module, "", True, (made[0].numel(),)))
         self._alive += made
-        of_examples = any(_storage(tensor) in self._of_examples for tensor in used)
-        parameter = next(filter(None, (self._parameter_of.get(_storage(tensor)) for tensor in used)), "")
+        of_examples = any(storage_of(tensor) in self._of_examples for tensor in used)
+        parameter = next(filter(None, (self._parameter_of.get(storage_of(tensor)) for tensor in used)), "")
         for tensor in made:
             if of_examples:
-                self._of_examples.add(_storage(tensor))
+                self._of_examples.add(storage_of(tensor))
             elif parameter:
-                self._parameter_of.setdefault(_storage(tensor), parameter)
+                self._parameter_of.setdefault(storage_of(tensor), parameter)
         return outputs
 
+    @property
+    def _module(self) -> tuple[str, str]:
+        """The name and the kind of the module that is being called."""
+        return self._modules[-1], self._kinds[self._modules[-1]]
+
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
-        if any(tensor.layout != torch.strided for tensor in _tensors([*args])):
+        if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
             return  # sums over the neighbours of a node are counted in tables that are written down
         if name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"):
             a, b = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
@@ -173,10 +170,10 @@ class Recorder(TorchDispatchMode):
         needed = sum(tensor.requires_grad for tensor in (product.x, product.weight)) if product.inner else 0
         sizes = product.rows, product.inner, product.columns
         if not self._is_weight(product.weight):
-            return Record(*self._modules[-1], "", False, sizes, None, needed)
-        name = self._parameter_of.get(_storage(product.weight), "")
+            return Record(*self._module, "", False, sizes, None, needed)
+        name = self._parameter_of.get(storage_of(product.weight), "")
         of_input = bool(product.inner) and not product.x.requires_grad and not self._is_weight(product.x)
-        return Record(*self._modules[-1], name, False, sizes, self._axis(product, name), needed, of_input)
+        return Record(*self._module, name, False, sizes, self._axis(product, name), needed, of_input)
 
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
@@ -194,7 +191,7 @@ class Recorder(TorchDispatchMode):
                         self.joins.add((number, later))
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
-        return _storage(tensor) not in self._of_examples
+        return storage_of(tensor) not in self._of_examples
 
     def _axis(self, product: _Product, name: str) -> int | None:
         """The axis of a parameter along which a dimension of a view of it runs."""
@@ -209,14 +206,6 @@ class Recorder(TorchDispatchMode):
         return next((axis for axis in axes if parameter.shape[axis] == view.shape[dimension]), *axes[:1] or [None])
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _union(sets: Iterable[int]) -> int:
     return reduce(or_, sets, 0)
 
@@ -226,7 +215,3 @@ def _bits(numbers: int) -> Iterator[int]:
         lowest = numbers & -numbers
         yield lowest.bit_length() - 1
         numbers ^= lowest
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -104,9 +104,15 @@ def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: An
 
 def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
     """The fields of `Call` behind its power for a sum over these axes, by default all."""
+    places, length = reduced(x, axes)
+    return f"{x.ndim}: {places}", "", "", length, (x,)
+
+
+def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
+    """The axes that a sum over these, by default all, adds up, in their order, and the length of all of them."""
     chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
-    places = sorted(axis % max(x.ndim, 1) for axis in chosen) if x.ndim else []
-    return f"{x.ndim}: {places}", "", "", prod(x.shape[place] for place in places), (x,)
+    places = sorted(axis % x.ndim for axis in chosen) if x.ndim else []
+    return places, prod(x.shape[place] for place in places)
 
 
 class Provenance:

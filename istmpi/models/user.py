@@ -243,13 +243,13 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
 
     frozen = {}
     for path, module in list(network.named_modules()):
-        for key, parameter in list(module._parameters.items()):
-            if parameter is not None and not parameter.requires_grad:
-                del module._parameters[key]
-                module.register_buffer(key, parameter.data)
-                frozen[f"{path}.{key}".lstrip(".")] = parameter.data
-        if isinstance(module, nn.RNNBase):
-            module._init_flat_weights()
+        fixed = {key: it for key, it in module._parameters.items() if it is not None and not it.requires_grad}
+        for key, parameter in fixed.items():
+            del module._parameters[key]
+            module.register_buffer(key, parameter.data)
+            frozen[f"{path}.{key}".lstrip(".")] = parameter.data
+        if fixed and isinstance(module, nn.RNNBase):
+            module._init_flat_weights()  # it has its weights in a list as well
     return frozen
 
 

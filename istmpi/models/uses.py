@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.scaling import Call, Provenance, call_of, modules_noted, storage_of, tensors_in
+from istmpi.models.scaling import Call, Provenance, call_of, modules_noted, reduced, storage_of, tensors_in
 from istmpi.models.table import Use
 from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork
@@ -79,11 +79,11 @@ class SumRecorder(TorchDispatchMode):
     def following(self, network: nn.Module) -> Iterator[None]:
         """Enter it for one forward pass of a network."""
         self._known.begin(network)
-        self._calls.known.begin(network)
+        self._calls.provenance.begin(network)
         with modules_noted(network, self._modules), _unfused(network), self._calls, self:
             yield
         self._known.clear()
-        self._calls.known.clear()
+        self._calls.provenance.clear()
         self._weights.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -131,17 +131,17 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.current: Call | None = None
         self.turn = 0
-        self.known = Provenance()
+        self.provenance = Provenance()
         self._modules = modules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         self.current, self.turn = None, self.turn + 1
         if call := call_of(name, args, kwargs):
-            self.current = call.placed(self._modules[-1], self.known.parameters(call.operands))
+            self.current = call.placed(self._modules[-1], self.provenance.parameters(call.operands))
         outputs = func(*args, **kwargs)
         self.current = None
-        self.known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
+        self.provenance.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
         return outputs
 
 
@@ -163,21 +163,17 @@ def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
     if name.startswith("_scaled_dot_product"):
         return args[:2], args[0].shape[-1]
     if name in ("sum", "nansum", "logsumexp"):
-        return args[:1], _reduced(args[0], args[1] if len(args) > 1 else None)
+        return args[:1], reduced(args[0], args[1] if len(args) > 1 else None)[1]
     if name in ("linalg_vector_norm", "norm"):
         order = args[1] if len(args) > 1 and args[1] is not None else 2
-        return None if order in (0, inf, -inf) else (args[:1], _reduced(args[0], args[2] if len(args) > 2 else None))
+        return None if order in (0, inf, -inf) else (args[:1], reduced(args[0], args[2] if len(args) > 2 else None)[1])
     if name in ("_cdist_forward", "_euclidean_dist", "prod"):
-        return args[:2], _reduced(args[0], args[1] if len(args) > 1 else None) if name == "prod" else args[0].shape[-1]
+        return args[:2], reduced(args[0], args[1] if len(args) > 1 else None)[1] if name == "prod" else args[0].shape[
+            -1
+        ]
     if name == "_weight_norm_interface":
         return args[:2], args[0].numel() // args[0].shape[args[2] if len(args) > 2 else 0]
     return None
-
-
-def _reduced(x: torch.Tensor, axes: Any) -> int:
-    """The length that a sum over these axes, by default all, adds up."""
-    chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
-    return prod(x.shape[axis] for axis in chosen) if x.ndim else 1
 
 
 @dataclass(frozen=True)
