@@ -21,6 +21,7 @@ from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, calibrate, moments_of
+from istmpi.trees import call
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -111,7 +112,7 @@ class FullNetwork:
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
         """The outputs for the inputs of a batch."""
         with _same_random_numbers() if self.same_examples else nullcontext():
-            return self._network(*inputs)
+            return call(self._network, inputs)
 
     @property
     def module(self) -> nn.Module:

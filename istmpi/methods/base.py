@@ -24,13 +24,13 @@ from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.exits import outputs_of, weighted_loss
+from istmpi.exits import weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import task_of
+from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -58,7 +58,7 @@ class Method(ABC):
         self.job = job
         self.spec = METHODS[job.run.method.name]
         self.subnet = Subnet(job, self.averages_gradients)
-        self.task = task_of(job.task, job.run.train.multi_label_loss)
+        self.task = job.task
         self.examples = 0
         """Examples that this rank has consumed."""
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
@@ -182,15 +182,17 @@ class Method(ABC):
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the task's loss, of a network with several exits the weighted sum over them."""
+        if self.task.of_trees:
+            return self.task.loss(outputs, targets)
         return weighted_loss(self.task.loss, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
-                returned = network(*batch.inputs)
-            return [outputs.float() for outputs in outputs_of(returned)]
-        return network(*batch.inputs)
+                returned = call(network, batch.inputs)
+            return mapped(lambda x: x.float() if x.is_floating_point() else x, returned)
+        return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
         """Return the deal of a round, which all ranks made sure to have drawn alike."""

@@ -15,6 +15,7 @@ from istmpi.data.batches import Batches
 from istmpi.engine.shares import Shares
 from istmpi.engine.store import ParameterStore
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import Task
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -26,7 +27,7 @@ class Job:
 
     run: Run
     architecture: Architecture
-    task: str
+    task: type[Task]
     store: ParameterStore
     batches: Batches
     communicator: Communicator

@@ -17,7 +17,6 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.models.linear import release_gradients
-from istmpi.tasks import TASKS
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: a squared error has no largest gradient, and wide layers make steps too long."""
@@ -57,7 +56,7 @@ class Subnet:
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
-        if TASKS[job.task].ranks_labels:
+        if job.task.ranks_labels:
             defer(self.network)
         if self._sparse:
             for bag in bags(self.network):
@@ -125,4 +124,4 @@ class Subnet:
 def _clip(job: Job) -> float:
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
-    return CLIP_OF_REGRESSION if TASKS[job.task].predicts_numbers and job.run.data.standardise else 0.0
+    return CLIP_OF_REGRESSION if job.task.predicts_numbers and job.run.data.standardise else 0.0

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
+from istmpi.trees import call
 
 
 class Calibrated:
@@ -86,7 +87,7 @@ def calibrate(
         layer.moments = moments_of(inputs[0], name)
 
     with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
-        network(*inputs)
+        call(network, inputs)
 
 
 def moments_of(x: torch.Tensor, layer: str = "") -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,7 @@ from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS
+from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.first_scale import first_scale
 from istmpi.training.progress import Counts, Progress
@@ -92,7 +92,7 @@ class Training:
         self._temperature = 1.0
         self._calibrated: int | None = None
         """The round after which moments were calibrated."""
-        self.score_name = TASKS[self.dataset.task].score
+        self.score_name = self.dataset.scoring.score
         with communicator.agreed():
             network = self.architecture
             self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
@@ -186,7 +186,7 @@ class Training:
         job = Job(
             run,
             self.architecture,
-            self.dataset.task,
+            task_of(self.dataset.scoring, run.train.multi_label_loss),
             self.store,
             self.batches,
             self.communicator,
@@ -323,7 +323,7 @@ class Training:
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self._calibrated = self.rounds_done
-        if calibrated and TASKS[self.dataset.task].one_class:
+        if calibrated and self.dataset.scoring.one_class:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self._calibrated == self.rounds_done else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
