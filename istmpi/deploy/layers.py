@@ -46,7 +46,8 @@ class Values:
     def chunks(self) -> Iterator[np.ndarray]:
         """The values as flat bytes, little-endian, some rows at a time."""
         if isinstance(self.source, np.ndarray):
-            yield np.ascontiguousarray(self.source).reshape(-1).view(np.uint8)
+            values = self.source if self.factor == 1 else self.source * self.source.dtype.type(self.factor)
+            yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
         rows, row = self.shape[0], self.nbytes // self.shape[0]
         step = max(_CHUNK // row, 1)

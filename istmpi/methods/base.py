@@ -129,8 +129,8 @@ class Method(ABC):
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a local step."""
-        own, run = self.job.optimizer, self.job.run
-        return own.rate(step) if own else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
+        optimizer, run = self.job.optimizer, self.job.run
+        return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer, their values still undefined."""

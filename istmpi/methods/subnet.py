@@ -64,8 +64,10 @@ class Subnet:
 
     def renew(self, steps: int) -> None:
         """Make the optimizer anew, its state zero, after so many ``steps`` of the same state."""
-        own = self._job.optimizer
-        self.optimizer = own.make(self.network) if own else self.spec.make(self.network.parameters())
+        if self._job.optimizer:
+            self.optimizer = self._job.optimizer.make(self.network)
+        else:
+            self.optimizer = self.spec.make(self.network.parameters())
         self._move = self.optimizer.step
         self.tensors = {}
         for name, parameter in self.network.named_parameters():
@@ -94,8 +96,8 @@ class Subnet:
         """Clip the gradients and move the weights, at a learning rate or at those of the user's optimizer."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
-        if own := self._job.optimizer:
-            own.schedule(self.optimizer, number)
+        if self._job.optimizer:
+            self._job.optimizer.schedule(self.optimizer, number)
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate

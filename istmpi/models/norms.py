@@ -88,7 +88,7 @@ def calibrate(
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[None]:
-    """In a forward pass, each batch normalisation takes the moments of its input, in turn.
+    """Each batch normalisation takes the moments of its input, in turn, in a forward pass within.
 
     ``moments_of`` gets that input and the layer's name.
     """

@@ -77,13 +77,13 @@ class Distributed:
         self.communicator = communicator or world()
         with self.communicator.agreed():
             inputs = inputs_of(example)
-            own = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
-            if own is None and (groups or schedule):
+            made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
+            if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
-            given = {"method": method, "optimizer": optimizer if own is None else PROGRAM, **settings}
+            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
-            if own:
-                chosen["optimizer.state"] = [*own.spec.slots, *["step"] * own.spec.counts_steps]
+            if made:
+                chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
             name = class_name(network)
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
@@ -96,19 +96,19 @@ class Distributed:
         data = Dataset(
             {"train": rows, "test": rows}, OWN, shape, 0, None, name, "program", example=inputs, network=network
         )
-        self.training = Training(self.run, self.communicator, data=data, optimizer=own)
+        self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
         self._streams: dict[int, tuple[Iterable[Any], Stream]] = {}
         self._score: tuple[int, Score] | None = None
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
-        if own:
+        if made:
             with self.communicator.agreed():
-                own.require_usable(self.training.architecture.parameters)
-                if own.spec.problem and self.training.method.spec.always_carries | (
+                made.require_usable(self.training.architecture.parameters)
+                if made.spec.problem and self.training.method.spec.always_carries | (
                     self.run.method.optimizer_state == "carry"
                 ):
-                    own.spec.kept_slots()
+                    made.spec.kept_slots()
 
     def rounds(
         self,

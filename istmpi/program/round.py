@@ -112,8 +112,8 @@ class Round:
         """Return True if the round is done on all ranks, False if it was dropped; an error if steps are left."""
         if not self._over:
             raise self._error(
-                f"the loop ended before local step {self._local_step + 1} of {self.local_steps}. Take all of them, for "
-                f"the other ranks do"
+                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. Take all of "
+                f"them, as the other ranks do"
             )
         return self._committed
 

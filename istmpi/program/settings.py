@@ -12,18 +12,18 @@ from istmpi.settings import types_of
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
 """The sections whose settings are arguments."""
 PARTS = {"train": ("seed", "max_minutes", "device", "threads", "init"), "model": ("dtype", "scale", "init")}
-"""Of some sections these settings alone."""
+"""The only settings of some sections that are arguments."""
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings that arguments mean, by their dotted names; ConfigError for unknown ones."""
-    known = dict(_settings())
+    places = dict(_settings())
     for name, value in given.items():
-        if name not in known:
-            raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, known)}")
-        if not known[name]:
+        if name not in places:
+            raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
+        if not places[name]:
             raise ConfigError(f"Distributed: {name} is a setting of several sections. Write its section before it.")
-        yield known[name], value
+        yield places[name], value
 
 
 def _settings() -> Iterator[tuple[str, str]]:
