@@ -59,7 +59,8 @@ def end_with_this_script(communicator: Communicator) -> None:
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _note(130 if issubclass(kind, KeyboardInterrupt) else 1)
-        excepthook(kind, error, trace)
+        if communicator.rank == 0 or not getattr(error, "everywhere", False):
+            excepthook(kind, error, trace)
 
     def exit(status: object = None, /) -> NoReturn:
         _note(status if isinstance(status, int) else int(status is not None))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from istmpi import rng
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
@@ -32,9 +33,10 @@ from istmpi.evaluation.evaluator import Score
 from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
+from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.settings import dotted
-from istmpi.program.streams import Rows, Stream, examples_in, own_batches
+from istmpi.program.streams import Rows, Stream, examples_in, own_batches, repeatable
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
@@ -170,18 +172,19 @@ class Distributed:
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
-        training, communicator = self.training, self.communicator
+        training, communicator, seed = self.training, self.communicator, self.run.train.seed
         with training.clock("evaluate"):
             training.method.publish()
             full = training.evaluator.network
             if calibrate is not None and training.architecture.batch_norms:
-                batch = next(iter(calibrate))
+                with repeatable(rng.key(seed, "calibrate", communicator.rank, training.rounds_done)):
+                    batch = next(iter(calibrate))
                 full.calibrate_by(lambda: score(full.module, batch))
                 training.note_calibration()
             else:
                 self._require_calibrated()
                 full.load_moments(full.moments)
-            batches = own_batches(loader, communicator.rank, communicator.size) if same_loader else loader
+            batches = own_batches(loader, communicator.rank, communicator.size, seed) if same_loader else loader
             sums: dict[str, float] = {}
             count = 0
             with torch.no_grad():
@@ -286,25 +289,6 @@ class Distributed:
                 "the network has batch normalisations, whose moments are not known after this round: call evaluate "
                 "with calibrate=, a loader of training data."
             )
-
-
-class Printing(Watch):
-    """A watch that prints messages, and a line for ten rounds of a run."""
-
-    def started(self, training: Training, folder: Any, saver: Any) -> None:
-        self._every = max(training.run.train.rounds // 10, 1)
-        self._training = training
-        self.noticed(
-            f"{training.run.name} in {folder.path}, {training.communicator.size} ranks, {training.run.method.name}"
-        )
-
-    def progressed(self, progress: Any) -> None:
-        if progress.round % self._every == 0 or progress.score:
-            score = f", {progress.score_name} {progress.score.score:.4g}" if progress.score else ""
-            self.noticed(f"round {progress.round}: loss {progress.loss:.4g}{score}")
-
-    def noticed(self, message: str) -> None:
-        print(f"istmpi: {message}", flush=True)
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:

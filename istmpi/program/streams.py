@@ -101,13 +101,19 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
     )
 
 
-def own_batches(loader: Iterable[Any], rank: int, ranks: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can."""
+def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
+    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can.
+
+    Random numbers that a `DataLoader` of a map-style data set draws are the same every time, and on all ranks.
+    """
     plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler
     if plain:
-        for number, rows in enumerate(loader.batch_sampler):
-            if number % ranks == rank:
-                yield loader.collate_fn([loader.dataset[row] for row in rows])
+        with repeatable(rng.key(seed, "order")):
+            batches = list(loader.batch_sampler)
+        for number, rows in enumerate(batches[rank::ranks]):
+            with repeatable(rng.key(seed, "items", rank + number * ranks)):
+                batch = loader.collate_fn([loader.dataset[row] for row in rows])
+            yield batch
     else:
         yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
 
