@@ -14,7 +14,14 @@ FOLDER = Path(__file__).parents[2] / "examples"
 IMAGE = (3, 16, 16)
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.py") if path.name != "convnet.py"))
+WRAPPERS = [
+    path.name
+    for path in FOLDER.glob("*.py")
+    if path.name != "convnet.py" and "istmpi.Distributed" not in path.read_text()
+]
+
+
+@pytest.mark.parametrize("file", sorted(WRAPPERS))
 def test_a_wrapper_has_at_most_15_lines(file):
     text = re.sub(r'""".*?"""', "", (FOLDER / file).read_text(), flags=re.DOTALL)
     assert 0 < len([line for line in text.splitlines() if line.strip()]) <= 15
