@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 import istmpi
-from benchmarks.reporting import report
 
 STEPS, ROUNDS = 50, 41
 
