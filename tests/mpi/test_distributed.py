@@ -9,7 +9,7 @@ import torch
 from own_runs import FILE
 from small import assert_same_bits, own_run, whole
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import istmpi
 from istmpi.comm import stopping
@@ -168,6 +168,59 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     ]
     with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
         Stream([], 5, 0, 1, print).at(0)
+
+
+class Counting:
+    """A stateful loader, as torchdata has them."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        while True:
+            self.next += 1
+            yield torch.full((4, 5), self.next / 10, dtype=torch.float64)
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp):
+    seen = []
+    for rounds in (3, 4):  # the second one resumes after round 2, of which there is a checkpoint
+        job = istmpi.Distributed(
+            networks.TwoTowers, {"features": 5}, comm, example=pair(6), checkpoint_every=1, **SETTINGS
+        )
+        loader = Counting()
+        for round in job.rounds(
+            rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False, network=False
+        ):
+            for x in round.take(loader):
+                seen.append(round_to(x))
+                round.step(round.module(x, x).square().mean())
+        comm.barrier()
+    assert seen == [*range(1, 10), *range(7, 13)]
+
+
+def round_to(x):
+    return int(x[0, 0] * 10 + 0.5)
+
+
+@pytest.mark.ranks(min=2)
+def test_data_sets_of_several_lengths_are_refused(comm, shared_tmp):
+    data = TensorDataset(torch.zeros(20 + comm.rank, 5))
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+    with pytest.raises(DataError, match="the loader's data set has 21 examples, on rank 0 20"):
+        next(iter(round.take(DataLoader(data, batch_size=2, shuffle=True))))
+
+
+def test_a_loader_that_would_fork_is_refused(comm):
+    with pytest.raises(ConfigError, match="num_workers = 2: processes that fork under MPI may hang"):
+        Stream(DataLoader([1, 2, 3], num_workers=2), 0, 0, 1, print)
 
 
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
