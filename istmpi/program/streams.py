@@ -121,8 +121,8 @@ class Streams:
             with communicator.agreed():
                 if lengths[0] != lengths[communicator.rank]:
                     raise DataError(
-                        f"the loader's data set has {lengths[communicator.rank]} examples, on rank 0 {lengths[0]}. Give "
-                        f"all ranks the same data set: each draws from its own part."
+                        f"the loader's data set has {lengths[communicator.rank]} examples, on rank 0 {lengths[0]}. "
+                        f"Give all ranks the same data set: each draws from its own part."
                     )
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])

@@ -20,8 +20,6 @@ from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
-pytestmark = pytest.mark.both
-
 ARGUMENTS = {"shape": (1, 8, 8), "outputs": 10, "channels": [7, 5], "hidden": 6}
 SETTINGS = {"local_steps": 3, "seed": 5, "threads": 1, "device": "cpu", "dtype": "float64"}
 EXAMPLE = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -107,6 +105,7 @@ def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_han
         assert job.summary.last.loss == progress[-1].loss
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("settings", METHODS[:4], ids=lambda settings: "-".join(map(str, settings.values())))
 def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
@@ -223,6 +222,7 @@ def test_a_loader_that_would_fork_is_refused(comm):
         Stream(DataLoader([1, 2, 3], num_workers=2), 0, 0, 1, print)
 
 
+@pytest.mark.both
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
     """The same weights and calibration batch; each rank scores some of the batches."""
     job = distributed(comm, lr=0.1)
