@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import istmpi
+from benchmarks.reporting import report
 
 STEPS, ROUNDS = 50, 41
 

@@ -324,6 +324,23 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp):
         np.testing.assert_allclose(networks_of[1][name], values, rtol=1e-10)
 
 
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
+def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
+    """A gradient that is not finite on one rank is a step that no rank takes, where gradients are averaged."""
+    settings = SETTINGS | {"dtype": "float32", "method": method}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **settings)
+    scaler = torch.amp.GradScaler("cpu")
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for step in round.steps():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = round.module(*pair(8)).float().square().mean()
+            before = [values.detach().clone() for values in round.module.parameters()]
+            overflows = method == "data-parallel" and step == 1 and comm.rank == 0
+            round.step(loss * (1e38 if overflows else 1), scaler)
+            moved = any(not torch.equal(*both) for both in zip(before, round.module.parameters(), strict=True))
+            assert moved != (method == "data-parallel" and step == 1)
+
+
 def seeded(step):
     return torch.Generator().manual_seed(step)
 
