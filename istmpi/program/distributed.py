@@ -40,7 +40,7 @@ from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batch
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
-from istmpi.training.watch import Watch
+from istmpi.training.watch import Summary, Watch
 from istmpi.trees import Named, tensors_of
 
 ScoreOf = Callable[[nn.Module, Any], Any]
@@ -100,6 +100,8 @@ class Distributed:
         )
         self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
+        self.summary: Summary | None = None
+        """The end of the last loop over rounds; None where nothing was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
         self._note: Callable[[str], None] = lambda message: None
@@ -143,7 +145,11 @@ class Distributed:
             self._streams.load(loaders, training.rounds_done)
             while not (training.done or training.stop.reason):
                 self._round = Round(self, training)
-                yield self._round
+                try:
+                    yield self._round
+                except GeneratorExit:
+                    self._note(f"left in round {self._round.number}, which is not saved. job.end() ends rounds early.")
+                    raise
                 if not self._round.finished():
                     break
                 record.add(training.progress(self._score_of_round()))
@@ -151,6 +157,10 @@ class Distributed:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self.summary = record.end(network)
+
+    def end(self) -> None:
+        """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
+        self.training.told_to_end = True
 
     def _score_of_round(self) -> Score | None:
         score = self._score

@@ -129,6 +129,36 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
 
 
+def test_a_program_ends_its_rounds_early(comm, shared_tmp):
+    job, batches = distributed(comm, lr=0.1), Training(run_of({}), comm).batches
+    loop(job, batches, 4, folder=shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
+    assert (job.summary.last.round, job.summary.ended) == (2, "the program ended it")
+    more = distributed(comm, lr=0.1)
+    assert loop(more, batches, 4, folder=shared_tmp / "run", resume="auto") == 3
+    whole_run = distributed(comm, lr=0.1)
+    loop(whole_run, batches, 4, folder=shared_tmp / "whole")
+    assert_same_bits(whole(more.training), whole(whole_run.training))
+
+
+class Noted(Watch):
+    def __init__(self):
+        self.notes = []
+
+    def noticed(self, message):
+        self.notes.append(message)
+
+
+def test_a_break_out_of_the_rounds_is_told_what_it_loses(comm, shared_tmp):
+    job, watch = distributed(comm, lr=0.1), Noted()
+    for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
+        for _ in round.steps():
+            round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
+        break
+    comm.barrier()
+    if comm.rank == 0:
+        assert watch.notes == ["left in round 1, which is not saved. job.end() ends rounds early."]
+
+
 class Digits(Dataset):
     """The digits, one by one."""
 
