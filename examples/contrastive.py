@@ -1,7 +1,9 @@
 """Two inputs, two towers and a contrastive loss: the upper half of a digit finds its lower half among others.
 
-mpirun -n 4 python examples/contrastive.py
-mpirun -n 4 python examples/contrastive.py local-sgd 128 60      # the control: towers as narrow as a rank's
+    mpirun -n 4 python examples/contrastive.py
+    mpirun -n 4 python examples/contrastive.py local-sgd 128 60      # the control: towers as narrow as a rank's
+
+On 4 ranks: 0.322 are found first among 90, for 12.0 MB sent; the control 0.353 for 24.3 MB (075aef3).
 """
 
 import sys

@@ -4,6 +4,8 @@
     mpirun -n 4 python examples/lightning_module.py local-sgd 128 40      # the control: as narrow as a rank's
 
 Without Lightning a plain module is its base class. There is no Trainer: the loop, records and checkpoints are istmpi's.
+
+On 4 ranks: accuracy 0.889 for 4.59 MB sent; the control 0.903 for 9.34 MB (075aef3).
 """
 
 import sys

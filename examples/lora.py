@@ -1,7 +1,9 @@
 """LoRA: a small Llama of `transformers` is frozen; adapters are trained, and they alone are dealt out and sent.
 
-mpirun -n 4 python examples/lora.py
-mpirun -n 4 python examples/lora.py local-sgd 8 20      # the control: adapters of a rank's share of their rank
+    mpirun -n 4 python examples/lora.py
+    mpirun -n 4 python examples/lora.py local-sgd 8 20      # the control: adapters of a rank's share of their rank
+
+On 4 ranks: 2.489 nats a byte for 4.24 MB sent; the control 2.453 for 8.56 MB (075aef3). The trunk alone: 2.749.
 """
 
 import os

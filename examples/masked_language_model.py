@@ -4,6 +4,8 @@
     mpirun -n 4 python examples/masked_language_model.py local-sgd 128 40      # the control: as narrow as a rank's
 
 The collate function draws the masks with torch's random numbers, which istmpi seeds for each batch: they repeat.
+
+On 4 ranks: 2.496 nats a masked byte for 140 MB sent; the control 2.487 for 166 MB (075aef3). Frequencies alone: 3.14.
 """
 
 import os

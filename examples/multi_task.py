@@ -1,7 +1,10 @@
 """Two heads and two losses: of the upper half of a digit, which digit it is and how much ink is in the lower half.
 
-mpirun -n 4 python examples/multi_task.py
-mpirun -n 4 python examples/multi_task.py local-sgd 128 60      # the control: a network as narrow as a rank's
+    mpirun -n 4 python examples/multi_task.py
+    mpirun -n 4 python examples/multi_task.py local-sgd 128 60      # the control: a network as narrow as a rank's
+
+On 4 ranks: 0.875 of the digits are right, ink is off by 0.613 deviations, 4.25 MB are sent; the control: 0.856, 0.614
+and 8.57 MB (075aef3).
 """
 
 import sys

@@ -1,7 +1,9 @@
 """A variational autoencoder: forward returns several tensors, and the loop makes its loss of two parts of them.
 
-mpirun -n 4 python examples/vae.py
-mpirun -n 4 python examples/vae.py local-sgd 128 60      # the control: a network as narrow as a rank's
+    mpirun -n 4 python examples/vae.py
+    mpirun -n 4 python examples/vae.py local-sgd 128 60      # the control: a network as narrow as a rank's
+
+On 4 ranks: 23.9 nats an image of the test for 14.3 MB sent; the control 23.1 for 28.7 MB (075aef3).
 """
 
 import sys
