@@ -134,11 +134,11 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 
 
 def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
-    """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
+    """Watch one forward pass in evaluation; refuses batch normalisations that are not called in it."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
-    normalised: set[int] = set()
+    normalised: dict[int, str] = {}
     recorder = SumRecorder()
 
     def made(name: str, output: torch.Tensor) -> None:
@@ -148,7 +148,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     def arrives(name: str, x: torch.Tensor) -> None:
         calls[name] += 1
         # The version counts changes in place since, such as an activation.
-        normalised.update(n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+        into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+        normalised.update(dict.fromkeys(into, name))
 
     hooks = [
         layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
@@ -163,17 +164,18 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     with hooked(hooks), recorder.following(module):
         returned = network.forward(module.eval(), *examples)
     for name, count in calls.items():
-        if count != 1:
+        if not count:
             raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is called {count} times in a forward pass; istmpi "
-                f"calibrates one mean and variance, of one call. Use a layer for each call."
+                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so that istmpi cannot "
+                f"calibrate its mean and variance. Leave it out of the constructor."
             )
     # A layer's own call reads its output as well where it writes into it.
     elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
     bare = frozenset(
         name
         for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
-        if number not in normalised or others
+        # The moments of several calls are averaged: of inputs that differ in scale some would count for more.
+        if others or calls.get(normalised.get(number)) != 1
     )
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     exits = returned.shape[1] // network.numbers
@@ -207,7 +209,7 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
         if before[name] != after.get(name):
             raise ConfigError(
                 f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
-                f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm1d, 2d and 3d alone."
+                f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm and nn.InstanceNorm alone."
             )
     return draws
 

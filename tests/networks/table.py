@@ -202,7 +202,7 @@ NORMS = (
     ),
     Row("norm_nets.RmsNormed", FLAT, "hidden", scaled={"hidden": "last.weight"}),
     Row("norm_nets.OfSubclass", IMAGE, "channels1 channels2", scaled={"channels2": "last.weight"}),
-    Row("norm_nets.NormTwice", FLAT, "hidden", scaled={"hidden": "last.weight"}),
+    Row("norm_nets.NormTwice", FLAT, "hidden", scaled={"hidden": "second.weight last.weight"}),
     Row("norm_nets.AndElsewhere", FLAT, "hidden wide", scaled={"hidden": "second.weight", "wide": "last.weight"}),
     Row("norm_nets.ResponseNormed", IMAGE, undealt={"channels": ORDER}, trains=False),
     Row("norm_nets.OnSphere", FLAT, "hidden", scaled={"hidden": "last.weight +length"}),
