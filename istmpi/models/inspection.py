@@ -166,8 +166,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     for name, count in calls.items():
         if not count:
             raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so that istmpi cannot "
-                f"calibrate its mean and variance. Leave it out of the constructor."
+                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so that its "
+                f"moments cannot be calibrated. Leave it out of the constructor."
             )
     # A layer's own call reads its output as well where it writes into it.
     elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
@@ -209,7 +209,7 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
         if before[name] != after.get(name):
             raise ConfigError(
                 f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
-                f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm and nn.InstanceNorm alone."
+                f"it, nor would checkpoints have it. istmpi knows those of nn.BatchNorm and nn.InstanceNorm."
             )
     return draws
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
 
-
 Moments = tuple[torch.Tensor, torch.Tensor]
 
 
