@@ -141,7 +141,8 @@ class Architecture:
         network = built(self.code, widths, device=device)
         absent = self._absent(lengths)
         for block in absent:
-            put(network, block.path, Absent())
+            # The memory of its parameters is freed.
+            put(network, block.path, Absent(network.get_submodule(block.path).to("meta"), block.outputs))
         network.to(getattr(torch, self._dtype))
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()

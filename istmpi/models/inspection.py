@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
@@ -20,7 +21,7 @@ from istmpi.models.inference import Inferred, infer
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import Calibrated
 from istmpi.models.scaling import storage_of
-from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
+from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
 from istmpi.models.tracing import trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
@@ -67,6 +68,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     for name, groups in sums.items():
         sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+    blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
     table = Table(
         source=network.source.hash,
         settings=network.settings,
@@ -77,7 +79,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         uses=scaled.uses,
-        folded=scaled.folded,
+        folded=folded,
         unscaled=scaled.unscaled,
         stochastic=stochastic,
         operators=traced.operators,
@@ -85,7 +87,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         residual=traced.residual,
         inexact=traced.inexact,
         preferred=network.preferred,
-        blocks=inferred.blocks,
+        blocks=blocks,
         leaves=leaves,
         exits=watched.exits,
         head=watched.head if watched.head in leaves else "",
@@ -233,6 +235,21 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
             axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
             sums[path] = tuple(factor.name for factor in axis.factors if factor.name)
     return sums
+
+
+def _never_called(
+    module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
+) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
+    """Blocks without those ends that attention reads the weights of: these weights are ``folded`` with the others."""
+    folded, kept = dict(folded), {}
+    for group, several in blocks.items():
+        kept[group] = []
+        for block in several:
+            read = [end for end in block.ends if isinstance(module.get_submodule(end), NonDynamicallyQuantizableLinear)]
+            for name in (f"{end}.{key}" for end in read for key, _ in module.get_submodule(end).named_parameters()):
+                folded[name] = (*folded.get(name, ()), group)
+            kept[group].append(replace(block, ends=tuple(end for end in block.ends if end not in read)))
+    return kept, folded
 
 
 def _initial(

@@ -83,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         self._inputs_behind: dict[int, int] = {}
+        self._constant = 0
         self._modules = [""]
         self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
@@ -113,6 +114,8 @@ class Recorder(TorchDispatchMode):
             if self._is_weight(product.weight):
                 layers |= 1 << number
                 self._inputs_behind[number] = before
+                if not product.inner and self._is_weight(product.x):
+                    self._constant |= 1 << number
                 behind |= 1 << number
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
@@ -179,14 +182,14 @@ class Recorder(TorchDispatchMode):
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
         Left out are recurrences: layers that made the other summand as well, at another time, and those of one
-        recurrent module.
+        recurrent module; and tables of places, which several layers may add to what they make, as T5's.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.records[number].parameter for number in _bits(second)}
             for later in _bits(second):
                 module = self.records[later].module
                 within = module if module in self._recurrent else None
-                for number in _bits(first & self._inputs_behind[later]):
+                for number in _bits(first & self._inputs_behind[later] & ~self._constant):
                     if self.records[number].parameter not in makers and self.records[number].module != within:
                         self.joins.add((number, later))
 

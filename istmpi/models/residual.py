@@ -8,8 +8,8 @@ gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,23 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a block that a rank does not hold."""
+    """The identity, in place of a ``block`` that a rank does not hold; what a network reads of it is the block's.
+
+    Where the block returns a tuple of ``outputs``, the others are None.
+    """
+
+    def __init__(self, block: nn.Module, outputs: int = 0):
+        super().__init__()
+        self.__dict__["_block"], self._outputs = block, outputs  # no module of the network's
+
+    def __getattr__(self, name: str) -> Any:
+        if "_block" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_block"], name)
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
         """The block's first argument, unchanged."""
-        return x
+        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
@@ -81,20 +93,23 @@ def _residual(
         block = built.get_submodule(path)
         if len(calls[path]) != 1 or _shares_parameters(built, path):
             continue
-        inputs, named, made = calls[path][0]
+        inputs, named, returned = calls[path][0]
+        made, outputs = _first(returned), len(returned) if isinstance(returned, tuple) else 0
         if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
             continue
         ends = _ends(block, inputs, named)
         if ends:
-            with _silent(block.get_submodule(end) for end in ends):
+            with _times(0, [block.get_submodule(end) for end in ends]):
                 silent = network.forward(built, *x)
-            put(built, path, Absent())
+            put(built, path, Absent(block, outputs))
             try:
                 without = network.forward(built, *x)
+            except ConfigError:  # it needs this one
+                continue
             finally:
                 put(built, path, block)
             if alike(without, silent):
-                yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends))
+                yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
 
 
 def _calls(
@@ -136,23 +151,26 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
     They have their names in the block: the empty one is the block itself.
     """
     called: list[str] = []
+    attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
 
     def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, torch.Tensor) and name not in called and _is_homogeneous(layer, inputs, output):
+        if name in attentions:  # it reads the weights of its last layer, and never calls it
+            called.append(f"{name}.out_proj".lstrip("."))
+        elif isinstance(output, torch.Tensor) and name not in called and _is_homogeneous(layer, inputs, output):
             called.append(name)
 
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
-        for name, layer in layers.items()
+        for name, layer in (layers | attentions).items()
     ]
     with hooked(hooks), torch.no_grad():
         block(*_copied(inputs), **named)
     ends = list(called)
 
     def is_identity(silent: Sequence[str]) -> bool:
-        with _silent(layers[name] for name in silent), torch.no_grad():
-            return alike(block(*_copied(inputs), **named), inputs[0])
+        with _times(0, [layers[name] for name in silent]), torch.no_grad():
+            return alike(_first(block(*_copied(inputs), **named)), inputs[0])
 
     if not is_identity(ends):
         return ()
@@ -165,20 +183,29 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
     """Return True if a layer makes twice as much with twice its parameters."""
-    values = dict(layer._parameters)
     try:
-        for name, parameter in values.items():
-            layer._parameters[name] = parameter if parameter is None else 2 * parameter
-        return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
+        with _times(2, [layer]):
+            return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
     except Exception:  # somebody else's layer was called in another way
         return False
-    finally:
-        layer._parameters.update(values)
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) and output else output
 
 
 def _copied(inputs: Sequence[Any]) -> list[Any]:
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
-def _silent(layers: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    return hooked([layer.register_forward_hook(lambda _, __, output: torch.zeros_like(output)) for layer in layers])
+@contextmanager
+def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let layers have so many times their parameters, without which homogeneous ones are silent."""
+    before = [(layer, dict(layer._parameters)) for layer in layers]
+    try:
+        for layer, values in before:
+            layer._parameters.update({key: it if it is None else factor * it for key, it in values.items()})
+        yield
+    finally:
+        for layer, values in before:
+            layer._parameters.update(values)
