@@ -26,7 +26,7 @@ from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread
 from istmpi.models.user import UserNetwork, Width
 
-READINGS = 512
+READINGS = 256
 """The largest number of readings of a width that are tried."""
 SEEDS = 4
 """The largest number of draws of random weights on which they are tried."""
@@ -219,10 +219,17 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
+    refuted: list[Reading] = []
+    order = trial.read_before("")
+    ratios = {
+        place: moving[width.name][place] for place in sorted(moving[width.name], key=lambda it: order.index(it[0]))
+    }
     for kind_of in _ALIKE:
-        for reading in itertools.islice(_readings(moving[width.name], kind_of, fixed), READINGS):
+        for reading in itertools.islice(_readings(ratios, kind_of, fixed, refuted), READINGS):
             if broken := trial.broken_by(reading):
                 furthest = max(furthest, broken, key=trial.order)
+                read = {*trial.read_before(broken)}
+                refuted.append({place: pair for place, pair in reading.items() if place[0] in read})
             elif vague := trial.indifferent_to(reading, last):
                 problem = f"the outputs do not tell how its units lie in {vague}"
                 return [Finding(width, problem=problem, vague=True)]
@@ -269,15 +276,34 @@ positions a unit; among them the same axis of each parameter; those of modules w
 
 
 def _readings(
-    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading
+    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, refuted: Sequence[Reading]
 ) -> Iterator[Reading]:
-    """Return the ways to read the axes: axes of a kind alike, and some as they are declared."""
+    """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
+
+    Left out is what has a part among the ``refuted``, which may grow meanwhile: what a network computes of axes that it
+    reads first shows on the way that these are wrong, whatever the others are.
+    """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
-    factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]
-    for chosen in itertools.product(*factors):
-        reading = dict(zip(ratio_of, chosen))
-        yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
+    order = [*ratio_of]
+    parts: list[set[tuple[object, tuple[int, int]]]] = []
+
+    def completed(chosen: dict[object, tuple[int, int]]) -> Iterator[Reading]:
+        parts.extend(
+            {(kinds[place], pair) for place, pair in reading.items() if place in kinds}
+            for reading in refuted[len(parts) :]
+        )
+        if any(part <= chosen.items() for part in parts):
+            return
+        if len(chosen) == len(order):
+            yield {**{place: chosen[kind] for place, kind in kinds.items()}, **fixed}
+            return
+        ratio = ratio_of[order[len(chosen)]]
+        for a in range(1, ratio + 1):
+            if ratio % a == 0:
+                yield from completed({**chosen, order[len(chosen)]: (a, ratio // a)})
+
+    yield from completed({})
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:

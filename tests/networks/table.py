@@ -293,6 +293,12 @@ ATTENTION = (
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
     Row("attention_nets.Rotary", SEQUENCE, "heads", scaled=OUT),
     Row("attention_nets.RotaryDim", SEQUENCE, undealt={"dim": ORDER}, trains=False),
+    Row(
+        "attention_nets.Windows",
+        SEQUENCE,
+        "heads",
+        scaled={"heads": "qkv.0.weight up.weight down.weight qkv.1.weight last.weight"},
+    ),
     Row("attention_nets.MultiQuery", SEQUENCE, "heads", scaled=OUT),
     Row("attention_nets.AttentionPooled", SEQUENCE, "hidden", scaled={"hidden": "query last.weight"}),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
