@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 import torch
@@ -22,6 +23,7 @@ from istmpi.models.declared import declared
 from istmpi.models.leaves import without_values
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
+from istmpi.models.running import shortly
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread
 from istmpi.models.user import UserNetwork, Width
@@ -110,12 +112,15 @@ class Inferred:
         return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
 
 
-def infer(network: UserNetwork) -> Inferred:
-    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
+def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
+    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all.
+
+    ``full``: the network itself, if it has been built; it gets other values.
+    """
     shapes = _shapes(network)
-    built = network.build().eval()
-    require_trainable(network, built)
-    network.forward(built, *network.examples(2, torch.get_default_dtype()))
+    full = (full or network.build()).eval()
+    require_trainable(network, full)
+    shortly(network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     fixed = declared(network, shapes, moving)
@@ -130,7 +135,7 @@ def infer(network: UserNetwork) -> Inferred:
             Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
             for finding in findings
         ]
-        findings = [_of_blocks(network, finding, findings) for finding in findings]
+        findings = [_of_blocks(network, finding, findings, full) for finding in findings]
     blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
     patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
     return Inferred(patterns, tuple(findings))
@@ -186,11 +191,11 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
+def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding], full: torch.nn.Module) -> Finding:
     if finding.problem != COUNTS:
         return finding
     lengths = {other.width.name: other.width.length for other in findings if other.proved}
-    blocks, problem = residual_blocks(network, finding.width, lengths)
+    blocks, problem = residual_blocks(network, finding.width, lengths, full)
     return Finding(finding.width, problem=problem, blocks=blocks)
 
 

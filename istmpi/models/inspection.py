@@ -17,12 +17,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.inference import Inferred, infer
+from istmpi.models.inference import Inferred, infer, require_trainable
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import Calibrated
+from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
-from istmpi.models.tracing import trace
+from istmpi.models.tracing import recorded, trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
 from istmpi.models.uses import SumRecorder, sums_of
@@ -43,23 +44,23 @@ def inspect(network: UserNetwork) -> Table:
 
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     """The table of a network, and what was found of each width; errors as of `inspect`."""
-    inferred = infer(network)
     again = built(network, seed=1)
+    require_trainable(network, again)
     second = _contents(_tensors(again))
+    inferred = infer(network, again)
     del again  # there need not be memory for both
     module = built(network, seed=0)
     first = _contents(_tensors(module))
     watched = _watch(network, module)
-    stochastic = _draws_random_numbers(network, module, watched.exits)
+    recorder, stochastic = _draws_random_numbers(network, module, watched.exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
                 f"{network.name}: its buffer {name} has random values, which would be others on every rank; frozen "
                 f"parameters are buffers. Compute it from a generator with a seed of its own."
             )
-    traced = trace(network, inferred.widths, inferred.blocks, module)
+    traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
     layers = _layers(module)
-    leaves = proved_leaves(network, inferred.widths)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
     scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
@@ -69,6 +70,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     for name, groups in sums.items():
         sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
     blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
+    leaves = proved_leaves(network, inferred.widths, module)
     table = Table(
         source=network.source.hash,
         settings=network.settings,
@@ -184,18 +186,14 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
-def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
-    """Return True if a forward pass in training does.
+def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+    """Return a record of a forward pass in training, and whether it does.
 
     Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
     ``exits``, as many as in evaluation.
     """
     before = _contents(module.named_buffers())
-    with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        examples = network.examples(EXAMPLES, torch.get_default_dtype())
-        outputs = network.forward(module.train(), *examples, gradients=True)
-        draws = not torch.equal(state, torch.get_rng_state())
+    recorder, outputs, draws = recorded(network, module, EXAMPLES)
     if not outputs.requires_grad:
         raise ConfigError(
             f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
@@ -213,7 +211,7 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
                 f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
                 f"it, nor would checkpoints have it. istmpi knows those of nn.BatchNorm and nn.InstanceNorm."
             )
-    return draws
+    return recorder, draws
 
 
 def _layers(module: nn.Module) -> dict[str, list[_Layer]]:

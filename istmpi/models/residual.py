@@ -53,11 +53,12 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def residual_blocks(
-    network: UserNetwork, width: Width, lengths: Mapping[str, int]
+    network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
     """The residual blocks that an integer of the constructor counts, or the problem.
 
-    ``lengths``: of the widths that can be dealt out, which are tried at few units.
+    ``lengths``: of the widths that can be dealt out, which are tried at few units. ``full``: the network itself, which
+    gets other values.
     """
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
@@ -66,7 +67,7 @@ def residual_blocks(
     path = grown[0]
     for tried in (few(lengths), {}):
         try:
-            built = network.build(tried)
+            built = network.build(tried) if tried else full
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
             x, _ = running(network, built, EXAMPLES, partial(network.forward, built.eval()))

@@ -46,14 +46,18 @@ class Traced:
 
 
 def trace(
-    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    blocks: Blocks = NO_BLOCKS,
+    full: nn.Module | None = None,
+    recorder: Recorder | None = None,
 ) -> Traced:
     """The computation of a network, in terms of these widths and blocks of it; ConfigError where it cannot be run.
 
-    ``full``: the network itself, if it has been built already.
+    ``full``: the network itself, and ``recorder``: that of a pass, if there are some already.
     """
     full = full or built(network)
-    recorder = _recorder(network, full, EXAMPLES)
+    recorder = recorder or recorded(network, full, EXAMPLES)[0]
     of_full = recorder.records
     with one_thread():
         small = _Family.of(network, few(lengths), of_full, full if few(lengths) == lengths else None)
@@ -99,12 +103,12 @@ class _Family:
         """The family at these lengths; None where a member cannot be built and run, or computes other things."""
 
         def records(lengths: Mapping[str, int]) -> list[Record]:
-            return _recorder(network, built(network, lengths), EXAMPLES).records
+            return recorded(network, built(network, lengths), EXAMPLES)[0].records
 
         try:
             module = full or built(network, lengths)
-            base, doubled = (_recorder(network, module, count * EXAMPLES).records for count in (1, 2))
-            family = _Family(lengths, base, {"": doubled})
+            base = expected if full else recorded(network, module, EXAMPLES)[0].records
+            family = _Family(lengths, base, {"": recorded(network, module, 2 * EXAMPLES)[0].records})
             for name, length in lengths.items():
                 family.doubled[name] = records({**lengths, name: 2 * length})
         except ConfigError:
@@ -143,14 +147,16 @@ def _power(doubled: int, size: int) -> int | None:
     return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
 
 
-def _recorder(network: UserNetwork, module: nn.Module, examples: int) -> Recorder:
-    """The recorder of a forward pass of a built network, as in training."""
+def recorded(network: UserNetwork, module: nn.Module, examples: int) -> tuple[Recorder, torch.Tensor, bool]:
+    """The record and the outputs of a forward pass of a built network, as in training; True if it draws numbers."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
     try:
         with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:
-            network.forward(module.train(), *x, gradients=True)
+            state = torch.get_rng_state()
+            outputs = network.forward(module.train(), *x, gradients=True)
+            return recorder, outputs, not torch.equal(state, torch.get_rng_state())
     finally:
         torch.backends.mkldnn.enabled = fused
-    return recorder
