@@ -224,17 +224,19 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
-    refuted: list[Reading] = []
-    order = trial.read_before("")
     ratios = {
-        place: moving[width.name][place] for place in sorted(moving[width.name], key=lambda it: order.index(it[0]))
+        place: moving[width.name][place]
+        for name in trial.read_before("")
+        for place in moving[width.name]
+        if place[0] == name
     }
+    read: list[str] = []
     for kind_of in _ALIKE:
-        for reading in itertools.islice(_readings(ratios, kind_of, fixed, refuted), READINGS):
-            if broken := trial.broken_by(reading):
+        for reading in itertools.islice(_readings(ratios, kind_of, fixed, read), READINGS):
+            broken = trial.broken_by(reading)
+            read[:] = trial.read_before(broken)
+            if broken:
                 furthest = max(furthest, broken, key=trial.order)
-                read = {*trial.read_before(broken)}
-                refuted.append({place: pair for place, pair in reading.items() if place[0] in read})
             elif vague := trial.indifferent_to(reading, last):
                 problem = f"the outputs do not tell how its units lie in {vague}"
                 return [Finding(width, problem=problem, vague=True)]
@@ -281,34 +283,28 @@ positions a unit; among them the same axis of each parameter; those of modules w
 
 
 def _readings(
-    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, refuted: Sequence[Reading]
+    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, read: Collection[str]
 ) -> Iterator[Reading]:
     """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
 
-    Left out is what has a part among the ``refuted``, which may grow meanwhile: what a network computes of axes that it
-    reads first shows on the way that these are wrong, whatever the others are.
+    ``ratios`` are in the order in which a network reads the axes. ``read``: the parameters that it had read where the
+    last way showed to be wrong, as do all that differ from it in others alone.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
-    order = [*ratio_of]
-    parts: list[set[tuple[object, tuple[int, int]]]] = []
 
-    def completed(chosen: dict[object, tuple[int, int]]) -> Iterator[Reading]:
-        parts.extend(
-            {(kinds[place], pair) for place, pair in reading.items() if place in kinds}
-            for reading in refuted[len(parts) :]
-        )
-        if any(part <= chosen.items() for part in parts):
+    def completed(*chosen: tuple[int, int]) -> Iterator[Reading]:
+        if len(chosen) == len(ratio_of):
+            reading = dict(zip(ratio_of, chosen))
+            yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
             return
-        if len(chosen) == len(order):
-            yield {**{place: chosen[kind] for place, kind in kinds.items()}, **fixed}
-            return
-        ratio = ratio_of[order[len(chosen)]]
-        for a in range(1, ratio + 1):
-            if ratio % a == 0:
-                yield from completed({**chosen, order[len(chosen)]: (a, ratio // a)})
+        kind, ratio = [*ratio_of.items()][len(chosen)]
+        for a in (a for a in range(1, ratio + 1) if ratio % a == 0):
+            yield from completed(*chosen, (a, ratio // a))
+            if not any(place[0] in read for place in kinds if kinds[place] == kind):
+                return
 
-    yield from completed({})
+    yield from completed()
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:

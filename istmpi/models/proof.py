@@ -8,8 +8,8 @@ unless something spans them: a normalisation, or a scale by their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -59,17 +59,17 @@ class Trial:
         self._width = width
         self._x, self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
-        self._values = random_values(self._built, generator)
+        drawn = random_values(self._built, generator)
+        self._values = {name: values.to(self._built.get_parameter(name).dtype) for name, values in drawn.items()}
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
         self._outputs_of: dict[str, torch.Tensor] = {}
-        self._expected = self._run(self._values, self._outputs_of)
-        self._reads = Reads(self._built)
+        self._reads, self._before = _Reads(self._values), {}
+        with self._reads:
+            self._expected = self._run(self._values, self._outputs_of)
         self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
-        with self._reads.following():
-            again = self._network.forward(self._built, *self._x)
-        if not alike(again, self._expected):
+        if not alike(self._run(self._values), self._expected):
             raise ConfigError(
                 "its forward makes other outputs of the same examples each time: it draws random numbers, or keeps "
                 "something"
@@ -119,6 +119,7 @@ class Trial:
         """The outputs; ``made`` takes the output of each module, in the order in which they are done."""
 
         def note(name: str, output: object) -> None:
+            self._before.setdefault(name, len(self._reads.names))
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name not in made:
                 made[name] = output.detach().clone()  # the next layer may write into it
@@ -145,7 +146,7 @@ class Trial:
 
     def read_before(self, module: str) -> Sequence[str]:
         """The parameters that are read before a module is done, in that order; all of them for none."""
-        return self._reads.names[: self._reads.before.get(module)]
+        return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
         """Return the name of a parameter whose permutation has no effect: the trial proves nothing; "" if none.
@@ -251,38 +252,21 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     return problems
 
 
-class Reads(TorchDispatchMode):
-    """Knows which parameters of a network are read in a forward pass, and when."""
+class _Reads(TorchDispatchMode):
+    """Notes in which order some values, by their names, are read while it is entered."""
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
         self.names: list[str] = []
-        """The parameters in the order in which they are read, and behind them those that are not."""
-        self.before: dict[str, int] = {}
-        """The number of them that are read until each module is done for the first time."""
-        self._network = network
-        self._unread = {storage_of(parameter): name for name, parameter in network.named_parameters()}
+        self.unread = {storage_of(tensor): name for name, tensor in values.items()}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Enter it for a forward pass."""
-
-        def done(name: str) -> None:
-            self.before.setdefault(name, len(self.names))
-
-        modules = self._network.named_modules()
-        hooks = [part.register_forward_hook(lambda *_, name=name: done(name)) for name, part in modules if name]
-        with hooked(hooks), self:
-            yield
-        self.names += self._unread.values()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in([*args, *(kwargs or {}).values()]):
-            if name := self._unread.pop(storage_of(tensor), ""):
+            if name := self.unread.pop(storage_of(tensor), ""):
                 self.names.append(name)
         return func(*args, **(kwargs or {}))
 

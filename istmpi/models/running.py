@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
+from istmpi.models.trials import large
 from istmpi.models.user import UserNetwork
 
 TOKENS = 8
 """The length of a short window: axes are the same for all, and outputs may be many."""
-IN_DOUBLE = 10**8
-"""The most weights of a network that is run in double precision."""
 
 
 def running(
@@ -24,8 +23,7 @@ def running(
 
     It is run in double precision, in its own where that fails or it is large.
     """
-    large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
-    if not large:
+    if not large(module):
         module.to(torch.float64).eval()
         with suppress(ConfigError):
             return shortly(network, network.examples(count, torch.float64), run)

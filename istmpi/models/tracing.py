@@ -60,7 +60,8 @@ def trace(
     recorder = recorder or recorded(network, full, EXAMPLES)[0]
     of_full = recorder.records
     with one_thread():
-        small = _Family.of(network, few(lengths), of_full, full if few(lengths) == lengths else None)
+        small = _Family.of(network, lengths, of_full, full) if few(lengths) == lengths else None
+        small = small or _Family.of(network, few(lengths), of_full)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
@@ -92,6 +93,7 @@ class _Family:
     """The records of a network at some lengths, and again with each width, or the examples, doubled."""
 
     lengths: Mapping[str, int]
+    examples: int
     records: Sequence[Record]
     doubled: Mapping[str, Sequence[Record]]
     """The records with a width doubled, by its name; the examples have an empty one."""
@@ -100,17 +102,21 @@ class _Family:
     def of(
         network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
     ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be built and run, or computes other things."""
+        """The family at these lengths; None where a member cannot be built and run, or computes other things.
 
-        def records(lengths: Mapping[str, int]) -> list[Record]:
-            return recorded(network, built(network, lengths), EXAMPLES)[0].records
+        ``full``: the network itself, which may be large: an example is enough, for that of all is expected.
+        """
+        examples = EXAMPLES // 2 if full else EXAMPLES
+
+        def records(module: nn.Module, examples: int = examples) -> list[Record]:
+            return recorded(network, module, examples)[0].records
 
         try:
             module = full or built(network, lengths)
-            base = expected if full else recorded(network, module, EXAMPLES)[0].records
-            family = _Family(lengths, base, {"": recorded(network, module, 2 * EXAMPLES)[0].records})
+            doubled = {"": expected if full else records(module, 2 * examples)}
             for name, length in lengths.items():
-                family.doubled[name] = records({**lengths, name: 2 * length})
+                doubled[name] = records(built(network, {**lengths, name: 2 * length}))
+            family = _Family(lengths, examples, records(module), doubled)
         except ConfigError:
             return None
         kinds = [record.what for record in expected]
@@ -129,7 +135,7 @@ class _Family:
             if None in powers.values():
                 return None
             batch = powers.pop("")
-            factor, of_full = EXAMPLES**batch, EXAMPLES**batch
+            factor, of_full = self.examples**batch, EXAMPLES**batch
             for name, power in powers.items():
                 factor, of_full = factor * self.lengths[name] ** power, of_full * full[name] ** power
             literal, rest = divmod(size, factor)
