@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.running import TOKENS, running
+from istmpi.models.running import TOKENS, running, shortly
 from istmpi.models.scaling import storage_of, tensors_in
 from istmpi.models.trials import FEW, alike, hooked, random_values, seeded
 from istmpi.models.user import UserNetwork, Width
@@ -91,9 +91,9 @@ class Trial:
         tries = itertools.product((torch.float64, torch.get_default_dtype()), (True, False), (few, {}), numbers)
         problem = "a network with fewer of its units has parameters of other shapes"
         for dtype, short, others, units in tries:
-            examples = self._network.examples(EXAMPLES, dtype)
             if short and not self._network.tokens:
                 continue
+            examples = self._network.examples(EXAMPLES, dtype)
             x = (examples[0][:, :TOKENS],) if short else examples
             try:
                 built = self._network.build({**others, width.name: units}).to(dtype).eval()
@@ -224,7 +224,7 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     """
     if not readings:
         return {}
-    module = built(network)
+    module = built(network).float()
     generator = torch.Generator().manual_seed(0)
     values = random_values(module, generator)
     orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
@@ -239,6 +239,12 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
+    with suppress(ConfigError):  # single precision is enough where rounding is no more than is allowed in double
+        examples = network.examples(AT_OWN_SIZE, torch.float32)
+        x, expected = shortly(network, examples, lambda *x: run(x, {}, False))
+        pairs = ((run(x, readings, on), run(x, {}, on) if on else expected) for on in (False, True))
+        if all(alike(outputs.double(), others.double()) for outputs, others in pairs):
+            return {}
     x, expected = running(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
     problems = {}
     for training, where in ((False, f"with {_listed(network, readings)}"), (True, "in training")):

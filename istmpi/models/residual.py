@@ -9,7 +9,7 @@ gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,17 @@ class Absent(nn.Module):
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
         """The block's first argument, unchanged."""
         return (x, *[None] * (self._outputs - 1)) if self._outputs else x
+
+
+class _Done(Absent):
+    """A block that has been called already, and makes the same again."""
+
+    def __init__(self, block: nn.Module, made: Any):
+        super().__init__(block)
+        self._made = made
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return _copied(self._made)
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
@@ -89,28 +100,26 @@ def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
     """The modules of a network that are residual blocks."""
-    calls = _calls(network, built, x, paths)
-    for path in paths:
-        block = built.get_submodule(path)
-        if len(calls[path]) != 1 or _shares_parameters(built, path):
-            continue
-        inputs, named, returned = calls[path][0]
-        made, outputs = _first(returned), len(returned) if isinstance(returned, tuple) else 0
-        if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
-            continue
-        ends = _ends(block, inputs, named)
-        if ends:
-            with _times(0, [block.get_submodule(end) for end in ends]):
-                silent = network.forward(built, *x)
-            put(built, path, Absent(block, outputs))
-            try:
-                without = network.forward(built, *x)
-            except ConfigError:  # it needs this one
+    calls, blocks = _calls(network, built, x, paths), {path: built.get_submodule(path) for path in paths}
+    try:
+        for path, block in blocks.items():
+            if len(calls[path]) != 1 or _shares_parameters(built, path):
                 continue
-            finally:
-                put(built, path, block)
-            if alike(without, silent):
-                yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
+            inputs, named, returned = calls[path][0]
+            made, outputs = _first(returned), len(returned) if isinstance(returned, tuple) else 0
+            if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
+                continue
+            if ends := _ends(block, inputs, named):
+                with _times(0, [block.get_submodule(end) for end in ends]):
+                    silent = network.forward(built, *x)
+                put(built, path, Absent(block, outputs))
+                with suppress(ConfigError):  # it needs this one
+                    if alike(network.forward(built, *x), silent):
+                        yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
+            put(built, path, _Done(block, returned))
+    finally:
+        for path, block in blocks.items():
+            put(built, path, block)
 
 
 def _calls(
@@ -123,7 +132,7 @@ def _calls(
         calls[path].append([_copied(inputs), named, None])
 
     def made(path: str, output: Any) -> None:
-        calls[path][-1][2] = output
+        calls[path][-1][2] = _copied(output)
 
     handles = []
     for path in paths:
@@ -195,8 +204,11 @@ def _first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) and output else output
 
 
-def _copied(inputs: Sequence[Any]) -> list[Any]:
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+def _copied(value: Any) -> Any:
+    """A value that nobody writes into meanwhile."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager

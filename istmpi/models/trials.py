@@ -45,7 +45,7 @@ def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, t
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
         fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-        drawn[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+        drawn[name] = values.div_(fan**0.5).add_(1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
     return drawn
 
 
