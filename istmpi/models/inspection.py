@@ -60,12 +60,11 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
                 f"parameters are buffers. Compute it from a generator with a seed of its own."
             )
     traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
-    layers = _layers(module)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
     scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
-    for name, parameter in module.named_parameters():
-        bound, centre = _initial(network, name, parameter, layers[name], scaled.fans, first[name], second[name])
+    for name, _ in module.named_parameters():
+        bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     for name, groups in sums.items():
         sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
@@ -95,15 +94,6 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         head=watched.head if watched.head in leaves else "",
     )
     return table, inferred
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A module that has a parameter, and the parameter's name in it."""
-
-    path: str
-    module: nn.Module
-    key: str
 
 
 @dataclass(frozen=True)
@@ -214,16 +204,6 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
     return recorder, draws
 
 
-def _layers(module: nn.Module) -> dict[str, list[_Layer]]:
-    """The modules that have each parameter: several if it is tied."""
-    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers: dict[str, list[_Layer]] = {name: [] for name in name_of.values()}
-    for path, layer in module.named_modules():
-        for key, parameter in layer.named_parameters(recurse=False):
-            layers[name_of[id(parameter)]].append(_Layer(path, layer, key))
-    return layers
-
-
 def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
     """The groups whose units each product sums over."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -252,9 +232,8 @@ def _never_called(
 
 def _initial(
     network: UserNetwork,
+    module: nn.Module,
     name: str,
-    parameter: nn.Parameter,
-    layers: list[_Layer],
     fans: Mapping[str, int],
     first: tuple[int, float | None],
     second: tuple[int, float | None],
@@ -264,6 +243,8 @@ def _initial(
     The bound follows from the length that products with the parameter sum over. One that goes into no product has the
     mean and the deviation that its constructor gives it.
     """
+    path, _, key = name.rpartition(".")
+    layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
         raise ConfigError(
             f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
@@ -271,8 +252,8 @@ def _initial(
         )
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
-    if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
-        weight = layers[0].module.weight if layers[0].key == "bias" else parameter
+    if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
+        weight = layer.weight if key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0
     if fan := fans.get(name) or fans.get(name.replace("bias", "weight")):
         return fan**-0.5, 0.0

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
 from istmpi.models.running import TOKENS, running, shortly
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, alike, hooked, random_values, seeded
+from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, seeded
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -258,17 +257,13 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     return problems
 
 
-class _Reads(TorchDispatchMode):
+class _Reads(Watching):
     """Notes in which order some values, by their names, are read while it is entered."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
         self.names: list[str] = []
         self.unread = {storage_of(tensor): name for name, tensor in values.items()}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in([*args, *(kwargs or {}).values()]):
@@ -277,12 +272,8 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Steady(TorchDispatchMode):
+class Steady(Watching):
     """Random numbers are constants while it is entered: a unit's do not depend on its place."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

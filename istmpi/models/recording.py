@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
 from istmpi.models.scaling import modules_noted, storage_of, tensors_in
+from istmpi.models.trials import Watching
 
 NORMALISATIONS = {
     "native_batch_norm",
@@ -67,7 +67,7 @@ class _Product:
     columns: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Watching):
     """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
 
     def __init__(self, network: nn.Module, *inputs: torch.Tensor):
@@ -88,10 +88,6 @@ class Recorder(TorchDispatchMode):
         self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:

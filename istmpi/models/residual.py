@@ -125,25 +125,15 @@ def _residual(
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The calls of each module in a forward pass: inputs, named inputs and output."""
+    """The calls of each module in a forward pass: inputs, as it leaves them, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
-    def note(path: str, inputs: Any, named: Any) -> None:
-        calls[path].append([_copied(inputs), named, None])
+    def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        calls[path].append((_copied(inputs), named, _copied(output)))
 
-    def made(path: str, output: Any) -> None:
-        calls[path][-1][2] = _copied(output)
-
-    handles = []
-    for path in paths:
-        module = built.get_submodule(path)
-        handles += [
-            module.register_forward_pre_hook(
-                lambda _, inputs, named, path=path: note(path, inputs, named), with_kwargs=True
-            ),
-            module.register_forward_hook(lambda _, __, output, path=path: made(path, output)),
-        ]
-    with hooked(handles):
+    with hooked(
+        built.get_submodule(path).register_forward_hook(partial(note, path), with_kwargs=True) for path in paths
+    ):
         network.forward(built, *x)
     return calls
 
@@ -205,9 +195,8 @@ def _first(output: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A value that nobody writes into meanwhile."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

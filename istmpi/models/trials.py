@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 FEW = 4
@@ -18,6 +19,14 @@ IN_DOUBLE = 10**8
 """The most weights of a network that is run in double precision."""
 COARSE = 1e-3
 """This largest difference for outputs of other precisions."""
+
+
+class Watching(TorchDispatchMode):
+    """A mode that sees each of PyTorch's operations, without that PyTorch imports its compiler for it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def large(network: nn.Module) -> bool:
