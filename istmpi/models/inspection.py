@@ -218,16 +218,21 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Blocks without those ends that attention reads the weights of: these weights are ``folded`` with the others."""
-    folded, kept = dict(folded), {}
-    for group, several in blocks.items():
-        kept[group] = []
-        for block in several:
-            read = [end for end in block.ends if isinstance(module.get_submodule(end), NonDynamicallyQuantizableLinear)]
-            for name in (f"{end}.{key}" for end in read for key, _ in module.get_submodule(end).named_parameters()):
-                folded[name] = (*folded.get(name, ()), group)
-            kept[group].append(replace(block, ends=tuple(end for end in block.ends if end not in read)))
-    return kept, folded
+    """Blocks without ends that attention reads and never calls, whose parameters are among the ``folded`` now."""
+    folded = dict(folded)
+
+    def called(end: str, group: str) -> bool:
+        layer = module.get_submodule(end)
+        if not isinstance(layer, NonDynamicallyQuantizableLinear):
+            return True
+        for key, _ in layer.named_parameters():
+            folded[f"{end}.{key}"] = (*folded.get(f"{end}.{key}", ()), group)
+        return False
+
+    return {
+        group: [replace(block, ends=tuple(end for end in block.ends if called(end, group))) for block in several]
+        for group, several in blocks.items()
+    }, folded
 
 
 def _initial(

@@ -29,12 +29,13 @@ EXAMPLES = 3
 class Absent(nn.Module):
     """The identity, in place of a ``block`` that a rank does not hold; what a network reads of it is the block's.
 
-    Where the block returns a tuple of ``outputs``, the others are None.
+    Where the block returns a tuple of ``outputs``, the others are None. ``made``: what it returns instead.
     """
 
-    def __init__(self, block: nn.Module, outputs: int = 0):
+    def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
         super().__init__()
-        self.__dict__["_block"], self._outputs = block, outputs  # no module of the network's
+        self.__dict__["_block"] = block  # no module of the network's
+        self._outputs, self._made = outputs, made
 
     def __getattr__(self, name: str) -> Any:
         if "_block" not in self.__dict__:
@@ -43,18 +44,9 @@ class Absent(nn.Module):
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
         """The block's first argument, unchanged."""
+        if self._made is not None:
+            return _copied(self._made)
         return (x, *[None] * (self._outputs - 1)) if self._outputs else x
-
-
-class _Done(Absent):
-    """A block that has been called already, and makes the same again."""
-
-    def __init__(self, block: nn.Module, made: Any):
-        super().__init__(block)
-        self._made = made
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return _copied(self._made)
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
@@ -116,7 +108,7 @@ def _residual(
                 with suppress(ConfigError):  # it needs this one
                     if alike(network.forward(built, *x), silent):
                         yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
-            put(built, path, _Done(block, returned))
+            put(built, path, Absent(block, made=returned))  # the next ones need not compute it again
     finally:
         for path, block in blocks.items():
             put(built, path, block)
