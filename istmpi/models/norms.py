@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.nn import functional
 
 from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
+from istmpi.trees import call
 
 Moments = tuple[torch.Tensor, torch.Tensor]
 
@@ -83,14 +86,22 @@ def convert_batch_norms(network: nn.Module) -> None:
             module.moments = module.num_batches_tracked = None
 
 
-@torch.no_grad()
 def calibrate(
     network: nn.Module,
     layers: Mapping[str, Calibrated],
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[Any, ...],
     moments_of: Callable[[torch.Tensor, str, bool], Moments],
 ) -> None:
-    """Run a network on a batch's inputs once; each normalisation takes the moments of its input, in turn.
+    """Run a network on a batch's inputs once, `calibrating` its layers."""
+    with torch.no_grad(), calibrating(layers, moments_of):
+        call(network, inputs)
+
+
+@contextmanager
+def calibrating(
+    layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
+) -> Iterator[None]:
+    """Each normalisation takes the moments of its input, in turn, in a forward pass within.
 
     One that is called several times has the mean of its calls' moments. ``moments_of`` gets that input, the layer's
     name, and whether it normalises each example.
@@ -102,7 +113,7 @@ def calibrate(
         taken.setdefault(name, []).append(layer.moments)
 
     with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
-        network(*inputs)
+        yield
     for name, moments in taken.items():
         layers[name].moments = averaged(moments)
 

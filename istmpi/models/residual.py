@@ -22,6 +22,7 @@ from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
 from istmpi.models.trials import alike, few, hooked, random_values
 from istmpi.models.user import UserNetwork, Width
+from istmpi.trees import mapped
 
 EXAMPLES = 3
 
@@ -187,9 +188,7 @@ def _first(output: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    return mapped(torch.Tensor.clone, value)
 
 
 @contextmanager

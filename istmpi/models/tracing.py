@@ -25,6 +25,7 @@ from istmpi.models.recording import Record, Recorder
 from istmpi.models.table import Blocks, inside, unit_of
 from istmpi.models.trials import few, one_thread
 from istmpi.models.user import UserNetwork
+from istmpi.trees import tensors_of
 
 EXAMPLES = 2
 """Examples in the passes that are watched; batch statistics need two."""
@@ -156,7 +157,7 @@ def _power(doubled: int, size: int) -> int | None:
 def recorded(network: UserNetwork, module: nn.Module, examples: int) -> tuple[Recorder, torch.Tensor, bool]:
     """The record and the outputs of a forward pass of a built network, as in training; True if it draws numbers."""
     x = network.examples(examples, torch.get_default_dtype())
-    recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled
+    recorder, fused = Recorder(module, *tensors_of(x)), torch.backends.mkldnn.enabled
     if any(isinstance(part, nn.RNNBase) for part in module.modules()):
         torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
     try:
