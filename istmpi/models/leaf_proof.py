@@ -1,9 +1,8 @@
 """The layers of a network that may be leaves: tried on a small network.
 
 The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it. A weight that is read elsewhere, as a tied one that
-is multiplied by hand, is seen; its layers are no leaves then. Where the outputs differ for another reason, no layer is
-one.
+to the last bit, those of the network as its constructor makes it; else there are none. The layers of a weight that is
+read elsewhere, as a tied one that is multiplied by hand, are no leaves.
 """
 
 from __future__ import annotations

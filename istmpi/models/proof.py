@@ -217,9 +217,8 @@ class Trial:
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
     """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
 
-    ``readings``: those that small networks have proved, by width. The network has its own size here, and runs in
-    evaluation and in training; what it draws at random is replaced by constants. A constructor may make another
-    network of many units than of few, and a forward another computation in training.
+    ``readings``: those that small networks have proved, by width. A constructor may make another network of many units
+    than of few, and a forward another computation in training; what it draws at random is replaced by constants.
     """
     if not readings:
         return {}

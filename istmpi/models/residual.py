@@ -148,10 +148,11 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
 
     def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        if name in attentions:  # it reads the weights of its last layer, and never calls it
-            called.append(f"{name}.out_proj".lstrip("."))
-        elif isinstance(output, torch.Tensor) and name not in called and _is_homogeneous(layer, inputs, output):
-            called.append(name)
+        end = (
+            f"{name}.out_proj".lstrip(".") if name in attentions else name
+        )  # whose weights it reads, and never calls it
+        if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
+            called.append(end)
 
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
@@ -178,7 +179,7 @@ def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tenso
     """Return True if a layer makes twice as much with twice its parameters."""
     try:
         with _times(2, [layer]):
-            return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
+            return isinstance(output, torch.Tensor) and alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
     except Exception:  # somebody else's layer was called in another way
         return False
 

@@ -2,10 +2,8 @@
 
 The network is built with few units and run on examples under a mode that sees each of PyTorch's operations. Then each
 width is doubled in turn, and the examples: a size that doubles has that width as a factor. The full network must have
-the sizes that follow; where it has not, its own sizes stand for all widths.
-
-Small networks are really run: the meta device, on which nothing would be computed, first imports PyTorch's
-decompositions for some seconds, and the full network is run for other reasons anyway.
+the sizes that follow; where it has not, its own sizes stand for all widths. All are really run: for the meta device
+PyTorch first imports its decompositions, for some seconds.
 """
 
 from __future__ import annotations
