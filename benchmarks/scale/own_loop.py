@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import istmpi
+from benchmarks.reporting import report
 
 STEPS, ROUNDS = 50, 41
 
@@ -91,12 +92,12 @@ def ratio_of(kind, arguments, shape):
 
 def main():
     torch.set_num_threads(1)
-    lines = ["| network | bare step, ms | ratio | quartiles |", "| --- | --- | --- | --- |"]
+    rows = []
     for name, case in CASES.items():
         step, ratios = ratio_of(*case)
-        low, middle, high = (sorted(ratios)[len(ratios) * quarter // 4] for quarter in (1, 2, 3))
-        lines.append(f"| {name} | {step:.3f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
-    print("\n".join(lines))
+        low, middle, high = (round(sorted(ratios)[len(ratios) * quarter // 4], 3) for quarter in (1, 2, 3))
+        rows.append({"network": name, "bare step, ms": round(step, 3), "ratio": middle, "quartiles": f"{low}, {high}"})
+    report("own-loop", "A local step of a user's own loop against a bare PyTorch loop", rows, "Medians of 40 rounds.")
 
 
 if __name__ == "__main__":
