@@ -141,8 +141,10 @@ class Architecture:
         network = built(self.code, widths, device=device)
         absent = self._absent(lengths)
         for block in absent:
-            # The memory of its parameters is freed.
-            put(network, block.path, Absent(network.get_submodule(block.path).to("meta"), block.outputs))
+            module = network.get_submodule(block.path)
+            for parameter in module.parameters():
+                parameter.data = parameter.data.new_empty(0)
+            put(network, block.path, Absent(module, block.outputs))
         network.to(getattr(torch, self._dtype))
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
