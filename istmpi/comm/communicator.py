@@ -208,7 +208,7 @@ class Communicator:
         by_rank = self.allgather(error)
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
-            first = error if failed[0] == self.rank else by_rank[failed[0]]  # with its own traceback
+            first = by_rank[failed[0]]
             if len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True

@@ -79,6 +79,8 @@ class Distributed:
         self.communicator = communicator or world()
         with self.communicator.agreed():
             inputs = inputs_of(example)
+        inputs = self.communicator.broadcast_from_root(inputs)
+        with self.communicator.agreed():
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
@@ -86,6 +88,9 @@ class Distributed:
             chosen = dict(dotted(given))
             if made:
                 chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
+                chosen |= {f"optimizer.{name}": value for name, value in made.rates.items()}
+            # Initial values are the constructor's, but for a network that no rank may hold.
+            chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
             name = class_name(network)
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
@@ -104,6 +109,7 @@ class Distributed:
         """The end of the last loop over rounds; None where nothing was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
+        self._metrics: Callable[[], list[dict[str, Any]]] = list
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
         if made:
@@ -119,7 +125,7 @@ class Distributed:
         rounds: int,
         *,
         folder: str | Path = "",
-        resume: str = "",
+        resume: str | Path | None = None,
         watch: Watch | None = None,
         signals: bool = True,
         deadline: float | None = None,
@@ -127,9 +133,13 @@ class Distributed:
     ) -> Iterator[Round]:
         """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
 
-        Arguments as of `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises
-        StoppedError on every rank, all saved, where the run is asked to stop.
+        ``folder``: by default runs/NAME, with a number behind the class's name where that is taken. ``resume``:
+        ``"auto"`` for what is in the folder, if anything, or a checkpoint or a run's folder. Other arguments as of
+        `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises StoppedError on every
+        rank, all saved, where the run is asked to stop.
         """
+        if resume and resume != "auto" and not Path(resume).exists():
+            raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, the folder of a run, or nothing.")
         run = self.run.override({"train.rounds": rounds, "output.folder": str(folder)}, "Distributed")
 
         def begin(stop: StopSign) -> Training:
@@ -137,13 +147,15 @@ class Distributed:
             return self.training
 
         watch = watch or (Printing() if self.communicator.rank == 0 else None)
-        with recorded(run, self.communicator, begin, watch, resume, deadline, signals) as (training, record):
+        with recorded(run, self.communicator, begin, watch, str(resume or ""), deadline, signals) as (training, record):
             self.run = run
             if record is None:
                 return
             self._note, loaders = record.note, record.folder / "loaders"
             self._streams.load(loaders, training.rounds_done)
+            self._metrics = record.metrics
             while not (training.done or training.stop.reason):
+                self._together(f"round {training.rounds_done + 1}")
                 self._round = Round(self, training)
                 try:
                     yield self._round
@@ -156,6 +168,7 @@ class Distributed:
                 if training.checkpoint_due or training.stop.reason:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
+            self._together("the end of the rounds")
             self.summary = record.end(network)
 
     def end(self) -> None:
@@ -185,6 +198,7 @@ class Distributed:
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
+        self._together("evaluate")
         training, communicator, seed = self.training, self.communicator, self.run.train.seed
         with training.clock("evaluate"):
             training.method.publish()
@@ -231,6 +245,7 @@ class Distributed:
     def save(self, path: str | Path) -> Path:
         """Save the network as ``network.h5`` for the commands of istmpi, every rank its rows. Collective."""
         training, path = self.training, Path(path)
+        self._together("save")
         self._require_calibrated()
         writer = choose(training.run.checkpoint.writer, self.communicator)
         commit(path, *training.state(), writer, self.communicator)
@@ -246,6 +261,7 @@ class Distributed:
         from istmpi.deploy.program import whole_state
 
         training, values = self.training, {}
+        self._together("state_dict")
         self._require_calibrated()
         training.method.publish()
         store = training.store
@@ -282,6 +298,23 @@ class Distributed:
             "flops_per_local_step": max(part.flops.products for part in counted.parts),
             "memory_of_largest_rank": asdict(counted.largest.memory),
         }
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return a line for each round done, those before resuming included, as in metrics.jsonl. Collective."""
+        self._together("metrics")
+        with self.communicator.agreed():
+            lines = self._metrics() if self.communicator.rank == 0 else None
+        return self.communicator.broadcast_from_root(lines)
+
+    def _together(self, call: str) -> None:
+        """Refuse, on every rank, ranks that came to different collective calls. Collective."""
+        calls = self.communicator.allgather(call)
+        if len(set(calls)) > 1:
+            rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
+            raise ConfigError(
+                f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
+                f"calls of the job in the same order: take them out of `if rank == 0`."
+            )
 
     def stream(self, loader: Iterable[Any]) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""

@@ -12,9 +12,15 @@ class Printing(Watch):
 
     def started(self, training: Training, folder: Any, saver: Any) -> None:
         self._every = max(training.run.train.rounds // 10, 1)
-        self.noticed(
-            f"{training.run.name} in {folder.path}, {training.communicator.size} ranks, {training.run.method.name}"
-        )
+        name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
+        self.noticed(f"{name} in {folder.path}, {method} on {ranks} ranks")
+        network = training.architecture
+        dealt = training.method.spec.groups(training.run, network)
+        if dealt:
+            others = {group: "by default" for group in network.groups if group not in dealt} | network.table.undealt
+            whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
+            names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
+            self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
 
     def progressed(self, progress: Progress) -> None:
         if progress.round % self._every == 0 or progress.score:

@@ -38,8 +38,15 @@ class Round:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the module's parameters. Its ``step`` takes a local step."""
+        """The optimizer of the module's parameters, until the round's end. Its ``step`` takes a local step."""
+        if self._method.subnet.optimizer is None:
+            raise self._error("its optimizer is gone with its end; round.rate has the learning rate")
         return self._method.subnet.optimizer
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last local step that was begun."""
+        return self._method.rate(self._step)
 
     @property
     def local_steps(self) -> int:

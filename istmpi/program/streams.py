@@ -59,6 +59,8 @@ class Stream:
         if draws_at_random(loader):
             rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             self._batches = Batches(Rows(len(loader.dataset)), rows, loader.batch_size, seed, rank)
+            if loader.num_workers:
+                note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
         elif workers := getattr(loader, "num_workers", 0):
             raise ConfigError(
                 f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give num_workers=0."

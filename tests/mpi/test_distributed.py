@@ -29,6 +29,7 @@ AS_TRAIN = {
     "model__channels": [7, 5],
     "model__hidden": 6,
     "train__rounds": 4,
+    "model__init": "constructor",
 }
 METHODS = [
     {"method": "ist"},
@@ -350,7 +351,7 @@ def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shar
         )
 
     def note(round):
-        rates.append([group["lr"] for group in round.optimizer.param_groups] if round.optimizer else None)
+        rates.append([group["lr"] for group in round.optimizer.param_groups] if method == "local-sgd" else round.rate)
 
     batches = Training(run_of({"method": method}), comm).batches
     uninterrupted = job()
@@ -522,6 +523,26 @@ def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, kind, message
 def test_a_module_that_is_kept_beyond_its_round_is_refused(comm, shared_tmp):
     with pytest.raises(ConfigError, match="round 1: its module and optimizer are used after its end"):
         wrongly(keeps)(comm, shared_tmp / "run")
+
+
+@pytest.mark.ranks(min=2)
+def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
+    def body(round, batches, job):
+        for batch in round.take(batches):
+            round.step(loss_of(round.module, batch))
+        if comm.rank == 0:
+            job.state_dict()
+
+    with pytest.raises(ConfigError, match="rank 0 came to state_dict while rank 1 came to round 2. Every rank must"):
+        wrongly(body)(comm, shared_tmp / "run")
+
+
+def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
+    batches = Training(run_of({"method": "local-sgd"}), comm).batches
+    for rounds in (2, 3):
+        job = distributed(comm, lr=0.1)
+        loop(job, batches, rounds, folder=shared_tmp / "run", resume="auto")
+    assert [line["round"] for line in job.metrics()] == [1, 2, 3]
 
 
 def test_a_score_is_one_number(comm, shared_tmp):
