@@ -1,9 +1,13 @@
 """A stream's endless sequence of batches, any of which can be computed at any time."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
+from istmpi.data.callable.ahead import ReadAhead
 from istmpi.data.dataset import Split
 
 
@@ -21,9 +25,13 @@ class Batches:
         self._rows = np.asarray(rows, dtype=np.int64)
         self._seed, self._stream = seed, stream
         self._cached: tuple[int, np.ndarray] | None = None
+        self._ahead = ReadAhead(self._reading, split.ahead) if split.ahead else None
 
     def at(self, step: int) -> Batch:
-        return self._split.batch(self.indices(step), self._key(step))
+        return self._ahead.at(step) if self._ahead else self._reading(step)()
+
+    def _reading(self, step: int) -> Callable[[], Batch]:
+        return partial(self._split.batch, self.indices(step), self._key(step))
 
     @property
     def labels(self) -> np.ndarray:
