@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from istmpi.checkpoint.reader import Checkpoint
+from istmpi.data.callable.function import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.architecture import Architecture
 from istmpi.names import SHIPPED, is_own
+from istmpi.tasks import OWN
 
 
-def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
+def runnable(checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None) -> Architecture:
     """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
+
+    It is tried on ``example``, the inputs of a batch, where the kind of data does not describe them.
 
     Raises DataError where the class is needed and not given, ConfigError where it makes another network.
     """
@@ -31,7 +37,17 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
 
     data = header.data
     arguments = header.run.model.arguments_for(data.task)
-    return network.with_code(user_network(model, header.shape, data.outputs, arguments, data.task))
+    code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
+    return network.with_code(code, tried=data.task != OWN or example is not None)
+
+
+def require_described(checkpoint: Checkpoint) -> None:
+    """Refuse, with a ConfigError, a network of which no file says what its inputs are."""
+    if checkpoint.header.data.task == OWN:
+        raise ConfigError(
+            f"{checkpoint.path}: only the code of {checkpoint.header.run.data.source} knows the inputs of its network. "
+            f"Use istmpi evaluate --data, or export --to safetensors or torch and call the class in Python."
+        )
 
 
 def changed_source(network: Architecture) -> str:
@@ -41,10 +57,24 @@ def changed_source(network: Architecture) -> str:
     return f"the source of {network.name} has changed since it was trained; its parameters are as they were"
 
 
-def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None) -> Dataset:
-    """Data that a checkpoint's network takes, with a validation split and normalised as in training."""
+def own_source(checkpoint: Checkpoint) -> str:
+    """The data of a checkpoint's run; DataError for code, which is run only where the user names it."""
+    source = checkpoint.header.run.data.source
+    if is_function(source):
+        raise DataError(
+            f"{checkpoint.path} was trained on the data sets of {source}, which is code, and run only when you name "
+            f"it: give --data {source}."
+        )
+    return source
+
+
+def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
+    """Data that a checkpoint's network takes, with a validation split and normalised as in training.
+
+    ``model``: the class of a network of one's own, whose loss and score count.
+    """
     run = checkpoint.header.run
-    data = open_dataset(source, rank, run.data.length)
+    data = open_dataset(source, rank, run.data.length, model or "")
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
