@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ReadAhead:
-    """One thread that reads the next batches, at most ``ahead`` of them.
+    """A thread that reads at most ``ahead`` batches behind the one that is asked for.
 
     ``reading`` gives the work of a step. What fails in the thread is raised at the step that wants the batch.
     """
@@ -19,10 +19,9 @@ class ReadAhead:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Any:
-        """Return the batch of a step, and begin with those behind it."""
         steps = range(step, step + self._ahead + 1)
-        for other in self._waiting.keys() - set(steps):
-            self._waiting.pop(other).cancel()
+        for passed in self._waiting.keys() - set(steps):
+            self._waiting.pop(passed).cancel()
         for each in steps:
             if each not in self._waiting:
                 self._waiting[each] = self._thread.submit(self._reading(each))

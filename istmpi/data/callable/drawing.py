@@ -1,14 +1,14 @@
-"""Random numbers that a data set of the user's draws while an example is read: a function of a key alone.
+"""Random numbers that a data set of the user's draws while an example is read, as a function of a key.
 
 Python's and NumPy's global states are set meanwhile, and restored. What torch draws in this thread comes from a
-generator of its own instead, for a step that computes in another thread draws from the global one.
+generator of its own: the step that computes in another thread draws from the global one.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-_LOCK = threading.Lock()
-_DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"} | {
-    f"{name}_" for name in "bernoulli cauchy exponential geometric log_normal normal random uniform".split()
+_ONE_AT_A_TIME = threading.Lock()
+_DRAWS = {
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "bernoulli_", "cauchy_"),
+    *("exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
 }
 _LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
 
@@ -28,20 +29,18 @@ class _FromGenerator(TorchFunctionMode):
         super().__init__()
         self._generator = generator
 
-    def __torch_function__(
-        self, function: Callable, types: Any, inputs: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
-    ) -> Any:
-        named, name = dict(named or {}), function.__name__
-        if name in _LIKE:  # in torch before 2.10 they take no generator
+    def __torch_function__(self, function: Callable, types: Any, inputs: Any = (), named: Any = None) -> Any:
+        name, named = function.__name__, dict(named or {})
+        if name in _LIKE:  # it takes no generator in torch before 2.10
             function, inputs, named = _LIKE[name], (inputs[0].shape,), {"dtype": inputs[0].dtype, **named}
         if name in _DRAWS or name in _LIKE:
-            named["generator"] = named.get("generator") or self._generator
+            named.setdefault("generator", self._generator)
         return function(*inputs, **named)
 
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """A context in which one thread at a time reads examples; its value is a function that takes the next key."""
+    """A context for one thread at a time; its value is a function that takes the key of what is read next."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:
@@ -49,7 +48,7 @@ def drawing() -> Iterator[Callable[[int], None]]:
         np.random.seed(key & 0xFFFFFFFF)
         generator.manual_seed(key >> 1)
 
-    with _LOCK:
+    with _ONE_AT_A_TIME:
         before = random.getstate(), np.random.get_state()
         try:
             with _FromGenerator(generator):

@@ -1,4 +1,4 @@
-"""The function FILE.py:function of the user's that returns data sets, and what stands beside it in its file."""
+"""The function FILE.py:function of the user's that returns map-style data sets."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from istmpi.comm.mpi import ranks_here
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError, DataError, did_you_mean
 
-_FUNCTION = re.compile(r"(?:.+\.py|[\w.]+):\w+")
-
 
 def is_function(source: str) -> bool:
     """Say whether a run's name for its data is FILE.py:function or package.module:function."""
-    return bool(_FUNCTION.fullmatch(source))
+    return bool(re.fullmatch(r"(.+\.py|[\w.]+):\w+", source))
 
 
-def module_beside(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """The module and the last name of FILE.py:NAME, loaded once as long as the file does not change."""
+def loaded(option: str, name: str, what: str) -> tuple[ModuleType, str]:
+    """The module and the last name of FILE.py:NAME, run once as long as the file does not change."""
     path = Path(name.rpartition(":")[0])
     return _loaded(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
 
@@ -32,59 +30,46 @@ def module_beside(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 _loaded = cache(lambda option, name, what, changed: module_of(option, name, what))
 
 
-def _function(source: str) -> Callable[..., Any]:
-    module, name = module_beside("--data", source, "function")
+def _function(source: str) -> tuple[Callable[..., Any], set[str]]:
+    """Return the function, and which of rank and ranks it takes."""
+    module, name = loaded("--data", source, "function")
     function = getattr(module, name, None)
     if not callable(function):
-        there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        problem = f"has no function {name}{did_you_mean(name, there)}" if function is None else f"{name} is no function."
-        raise ConfigError(f"--data {source}: {source.rpartition(':')[0]} {problem}")
-    return function
-
-
-def _takes(source: str) -> set[str]:
-    return {"rank", "ranks"} & inspect.signature(_function(source)).parameters.keys()
+        problem = f"has no function {name}{did_you_mean(name, vars(module))}" if function is None else f"has {function}."
+        raise ConfigError(f"--data {source}: the file {problem}")
+    return function, {"rank", "ranks"} & inspect.signature(function).parameters.keys()
 
 
 def takes_rank(source: str) -> bool:
     """Say whether the function is told its rank, so that each rank has data of its own."""
-    return "rank" in _takes(source)
+    return "rank" in _function(source)[1]
 
 
-def splits_of(source: str, rank: int) -> dict[str, Any]:
+def splits_of(source: str, rank: int) -> Mapping[str, Any]:
     """Call the function; return its data sets by the names of their splits. ConfigError or DataError for others."""
+    from torch.utils.data import IterableDataset
+
+    function, takes = _function(source)
     given = {"rank": rank, "ranks": ranks_here()}
     try:
-        returned = _function(source)(**{name: given[name] for name in _takes(source)})
+        splits = function(**{name: given[name] for name in takes})
+        if isinstance(splits, tuple) and len(splits) == 2:
+            splits = dict(zip(SPLITS, splits))
+        if not isinstance(splits, Mapping) or not {*SPLITS[:2]} <= splits.keys() <= {*SPLITS}:
+            raise DataError(f"it returns {str(splits)[:80]}, not (train, test) or a dict of {', '.join(SPLITS)}.")
+        for split, dataset in splits.items():
+            if isinstance(dataset, IterableDataset) or not (
+                hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+            ):
+                raise DataError(
+                    f"{split} is {type(dataset).__name__}, without __len__ or __getitem__. A loader or an iterable "
+                    f"data set goes into a loop of your own, istmpi.Distributed."
+                )
+            if not len(dataset):
+                raise DataError(f"{split} is empty; it needs at least one example.")
     except ConfigError:
         raise
     except Exception as error:
-        raise DataError(f"--data {source}: the function fails: {short(error)}.") from error
-    if isinstance(returned, tuple) and len(returned) == 2:
-        returned = dict(zip(SPLITS, returned))
-    if not isinstance(returned, Mapping) or not {*SPLITS[:2]} <= returned.keys() <= {*SPLITS}:
-        what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
-        raise DataError(
-            f"--data {source}: the function returns {what}; it must return (train, test), or a dict of train, test and "
-            f"perhaps validation."
-        )
-    for split, dataset in returned.items():
-        _require_map_style(f"--data {source}: {split}", dataset)
-    return dict(returned)
-
-
-def _require_map_style(subject: str, dataset: Any) -> None:
-    from torch.utils.data import IterableDataset
-
-    has = all(hasattr(dataset, name) for name in ("__len__", "__getitem__"))
-    if not has or isinstance(dataset, IterableDataset):
-        raise DataError(
-            f"{subject} is {type(dataset).__name__}, of which no example can be read by its number: it needs __len__ "
-            f"and __getitem__. A loader, or an iterable data set, goes into a loop of your own (istmpi.Distributed)."
-        )
-    try:
-        length = len(dataset)
-    except Exception as error:
-        raise DataError(f"{subject}: its length fails: {short(error)}.") from error
-    if not length:
-        raise DataError(f"{subject} is empty; it needs at least one example.")
+        problem = str(error) if isinstance(error, DataError) else f"it fails: {short(error)}."
+        raise DataError(f"--data {source}: {problem}") from error
+    return splits

@@ -1,7 +1,6 @@
-"""The loss and the score of a run on data of the user's own: functions of the outputs and a batch, or by the targets.
+"""The loss and the score of a run on data of the user's: functions of the outputs and a batch, or by the targets.
 
-They stand on the network's class or else in the data's file, and beside a score ``score_name`` and
-``higher_is_better``.
+They stand on the network's class or else in the data's file; beside a score ``score_name`` and ``higher_is_better``.
 """
 
 from __future__ import annotations
@@ -18,29 +17,25 @@ from istmpi.data.batch import Batch
 from istmpi.errors import ConfigError
 from istmpi.tasks import LOWER, Classification, OwnTask, Regression, higher_is_better
 
-Function = Callable[[Any, Any], Any]
 
-
-class ScoredAsItIs(Regression):
+class RegressionAsItIs(Regression):
     """Regression whose targets are not standardised: that would read all of them first."""
 
     predicts_numbers = False
 
 
 class _Task(OwnTask):
-    loss_of: tuple[str, Function]
-    """The name of the function for messages, and the function."""
-    score_of: tuple[str, Function] | None
+    loss_of: tuple[str, Callable[[Any, Any], Any]]
+    """The function and before it its name for messages."""
+    score_of: tuple[str, Callable[[Any, Any], Any]] | None
     """None where the loss is the score."""
 
     @classmethod
     def loss(cls, outputs: Any, targets: Any, reduction: str = "mean") -> torch.Tensor:
-        subject, loss = cls.loss_of[0], _called(*cls.loss_of, outputs, targets)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigError(f"{subject} returns {_shown(loss)}; it must return a tensor of one number, as a mean is.")
-        if torch.is_grad_enabled() and not loss.requires_grad:
-            raise ConfigError(f"{subject} needs no gradient. Compute it from the outputs, and do not detach them.")
-        return loss.reshape(())
+        loss = _number(*cls.loss_of, outputs, targets)
+        if torch.is_grad_enabled() and not getattr(loss, "requires_grad", False):
+            raise ConfigError(f"{cls.loss_of[0]} needs no gradient. Compute it from outputs that are not detached.")
+        return loss
 
     @classmethod
     @torch.no_grad()
@@ -48,79 +43,85 @@ class _Task(OwnTask):
         """Return the sums of the losses and of the scores over a batch's examples, and their number between them."""
         score = loss = cls.loss(outputs, batch.targets)
         if cls.score_of:
-            score = _called(*cls.score_of, outputs, batch.targets)
-            if not isinstance(score, int | float) and getattr(score, "shape", None) not in ((), (1,)):
-                raise ConfigError(f"{cls.score_of[0]} returns {_shown(score)}; it must return one number, as a mean is.")
+            score = _number(*cls.score_of, outputs, batch.targets)
         return float(loss) * batch.examples, batch.examples, float(score) * batch.examples
 
 
-def has_functions(holders: Mapping[str, Any]) -> bool:
-    """Say whether a class or module of ``holders``, by their names for messages, has a loss or a score."""
-    return any(_function_of(holders, name) for name in ("loss", "score"))
-
-
-def own_task(holders: Mapping[str, Any], target: Any, source: str) -> type[OwnTask]:
-    """Return the task of the first holder's ``loss`` and ``score``; without them of ``target``, those of a batch."""
-    loss, score = _function_of(holders, "loss"), _function_of(holders, "score")
-    kind, default_loss, default_score = None, None, None
-    if isinstance(target, torch.Tensor) and target.is_floating_point():
-        kind, default_loss, default_score = Regression, _squared_error, _absolute_error
-    elif isinstance(target, torch.Tensor) and not target.is_complex() and target.dtype != torch.bool:
-        kind, default_loss, default_score = Classification, _cross_entropy, _accuracy
-    name, higher = "loss", False
-    if score:
-        holder = holders[score[0].removesuffix(": score")]
-        name = getattr(holder, "score_name", "score")
-        higher = getattr(holder, "higher_is_better", higher_is_better(name))
-    elif kind and not loss:
-        name, higher, score = kind.score, kind.higher_is_better, (f"{source}: the {kind.score}", default_score)
-    if not loss and not kind:
-        what = f"targets of {target.dtype}" if isinstance(target, torch.Tensor) else "no targets that are a tensor"
-        raise ConfigError(
-            f"{source} has {what}; only integers and floats have a loss by default. Write loss(outputs, batch) in its "
-            f"file, or as a @staticmethod of the network's class."
-        )
-    name += LOWER if not higher and higher_is_better(name) else ""
-    facts = {"loss_of": loss or (f"{source}: the loss of its targets", default_loss), "score_of": score}
-    return type("OwnTask", (_Task,), {**facts, "score": name, "higher_is_better": bool(higher)})
-
-
-def _function_of(holders: Mapping[str, Any], name: str) -> tuple[str, Function] | None:
-    for place, holder in holders.items():
-        function = getattr(holder, name, None)
-        if callable(function):
+def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[str, Callable[[Any, Any], Any]]]:
+    """Return loss and score as far as a class or a module of ``holders`` has them, each of the first that has."""
+    functions = {}
+    for place, holder in reversed(holders.items()):
+        for name in ("loss", "score"):
+            if not callable(function := getattr(holder, name, None)):
+                continue
             try:
                 inspect.signature(function).bind(None, None)
-            except TypeError:
+            except TypeError as error:
                 raise ConfigError(
                     f"{place}: {name} must take (outputs, batch) and nothing else; in a class make it a @staticmethod."
-                ) from None
-            return f"{place}: {name}", function
-    return None
+                ) from error
+            functions[name] = f"{place}: {name}", function
+            if name == "score":
+                functions["holder"] = place, holder
+    return functions
 
 
-def _called(subject: str, function: Function, outputs: Any, batch: Any) -> Any:
+def own_task(functions: Mapping[str, tuple[str, Any]], target: Any, source: str) -> type[OwnTask]:
+    """Return the task of some ``functions_of``, or of the targets of a batch where these have no loss."""
+    loss, score = functions.get("loss"), functions.get("score")
+    name, higher = "loss", False
+    if score:
+        name = getattr(functions["holder"][1], "score_name", "score")
+        higher = getattr(functions["holder"][1], "higher_is_better", higher_is_better(name))
+    if not loss:
+        kind = "float" if is_float(target) else "integer" if is_integer(target) else None
+        if not kind:
+            what = target.dtype if isinstance(target, torch.Tensor) else type(target).__name__
+            raise ConfigError(
+                f"{source} has targets of {what}; only integers and floats have a loss by default. Write "
+                f"loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
+            )
+        task, default_loss, default_score = _BY_TARGET[kind]
+        loss = f"{source}: the loss of {kind} targets", default_loss
+        if not score:
+            name, higher, score = task.score, task.higher_is_better, (f"{source}: the {task.score}", default_score)
+    name += LOWER if not higher and higher_is_better(name) else ""
+    return type("OwnTask", (_Task,), {"loss_of": loss, "score_of": score, "score": name, "higher_is_better": higher})
+
+
+def is_float(target: Any) -> bool:
+    return isinstance(target, torch.Tensor) and target.is_floating_point()
+
+
+def is_integer(target: Any) -> bool:
+    return isinstance(target, torch.Tensor) and not target.is_floating_point() and target.dtype != torch.bool
+
+
+def _number(subject: str, function: Callable[[Any, Any], Any], outputs: Any, batch: Any) -> Any:
     try:
-        return function(outputs, batch)
+        value = function(outputs, batch)
     except Exception as error:
         raise ConfigError(f"{subject} fails: {short(error)}.") from error
+    if isinstance(value, int | float) or getattr(value, "shape", None) in ((), (1,)):
+        return value.reshape(()) if isinstance(value, torch.Tensor) else value
+    what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise ConfigError(f"{subject} returns a value of {what}; it must return one number, the mean over a batch.")
 
 
-def _shown(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
+def _like(batch: Any, outputs: torch.Tensor) -> torch.Tensor:
+    return batch[1].to(outputs.dtype).reshape(outputs.shape)
 
 
-def _cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(outputs, batch[1].long())
-
-
-def _accuracy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-    return Classification.right(outputs, batch[1]).double().mean()
-
-
-def _squared_error(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-    return functional.mse_loss(outputs, batch[1].to(outputs.dtype).reshape(outputs.shape))
-
-
-def _absolute_error(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-    return functional.l1_loss(outputs, batch[1].to(outputs.dtype).reshape(outputs.shape))
+_BY_TARGET = {
+    "integer": (
+        Classification,
+        lambda outputs, batch: functional.cross_entropy(outputs, batch[1].long()),
+        lambda outputs, batch: Classification.right(outputs, batch[1]).double().mean(),
+    ),
+    "float": (
+        Regression,
+        lambda outputs, batch: functional.mse_loss(outputs, _like(batch, outputs)),
+        lambda outputs, batch: functional.l1_loss(outputs, _like(batch, outputs)),
+    ),
+}
+"""The task of targets, its loss and its score."""
