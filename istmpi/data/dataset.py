@@ -181,6 +181,8 @@ class Dataset:
     """``[outputs]`` float64, likewise of numbers to predict."""
     own_task: type[Task] | None = None
     """The loss and score of the user's, where ``task`` names no other."""
+    network: type | None = None
+    """The class of the network, where a program gave it."""
     example: tuple[Any, ...] | None = None
     """The inputs of a batch that no kind of data describes, perhaps trees: networks are tried on them."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,9 +85,18 @@ class Method(ABC):
         ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
         cases all values are those from before the round.
         """
+        steps = self.attempt(number)
+        while True:
+            try:
+                local_step = next(steps)
+            except StopIteration as end:
+                return end.value
+            self.take(number, local_step)
+
+    def attempt(self, number: int) -> Generator[int, None, float | None]:
+        """Run a round as `run` does; yield the number of each local step, which the caller takes."""
         try:
-            for local_step in self.round(number):
-                self.take(number, local_step)
+            yield from self.round(number)
         except Dropped:
             self.rollback()
             return None
@@ -103,12 +112,25 @@ class Method(ABC):
 
     def take(self, number: int, local_step: int) -> None:
         """Take a local step of a round on this rank's next batch."""
-        run, step = self.job.run, self.first_step(number) + local_step
+        step = self.first_step(number) + local_step
         self.job.communicator.whereabouts.step(local_step + 1)
-        batch = self.batch(step).to(self.job.device, getattr(torch, run.model.dtype))
-        rate = run.optimizer.lr_at(step, self.first_step(run.train.rounds))
-        self._losses.append(self.subnet.step(step, rate, batch, self.objective, self.before_update))
-        self.examples += batch.examples
+        batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
+        self.subnet.begin_step(step, self.rate(step), self.job.architecture.stochastic)
+        minimised, loss = self.objective(self.subnet.network, batch)
+        minimised.backward()
+        self.before_update()
+        self.subnet.end_step(step, self.rate(step))
+        self.taken(loss, batch.examples)
+
+    def taken(self, loss: torch.Tensor, examples: int) -> None:
+        """Count a local step, with its loss, on so many examples."""
+        self._losses.append(loss.detach())
+        self.examples += examples
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a local step."""
+        optimizer, run = self.job.optimizer, self.job.run
+        return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer, their values still undefined."""

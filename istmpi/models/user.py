@@ -20,7 +20,7 @@ from istmpi.code import gradients_kept, short
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
-from istmpi.models.source import Source, load, load_class
+from istmpi.models.source import Source, load, load_class, source_of
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
 from istmpi.tasks import CLASSIFICATION, OWN, TASKS
@@ -292,11 +292,13 @@ def user_network(
     settings: Mapping[str, Any],
     task: str = CLASSIFICATION,
     example: tuple[Any, ...] | None = None,
+    network: type[nn.Module] | None = None,
 ) -> UserNetwork:
     """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
     ``shape``: that of an example. ``outputs``: 0 where the data do not tell. ``example``: as `UserNetwork.example`;
-    settings may then say what the data tell otherwise. Runs the code of FILE.py:Class or package.module:Class.
+    settings may then say what the data tell otherwise. ``network``: the class, where it is loaded. Otherwise the code
+    of FILE.py:Class or package.module:Class is run.
     """
     _require_accepted(name, task)
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
@@ -310,7 +312,7 @@ def user_network(
         arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
         loader = partial(_shipped, name)
     else:
-        loaded = _shipped(name) if name in SHIPPED else load(name)
+        loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
         arguments, loader = _signature(name, loaded[0]), lambda: loaded
     defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
     for taken in ("scale", "init"):

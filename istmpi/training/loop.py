@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from istmpi.foreign import staying
 from istmpi.methods import logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
+from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
@@ -54,18 +55,27 @@ from istmpi.training.targets import standardised
 class Training:
     """A run that is set up on every rank; iterate over `rounds` to carry it out. Collective throughout."""
 
-    def __init__(self, run: Run, communicator: Communicator, stop: StopSign | None = None):
+    def __init__(
+        self,
+        run: Run,
+        communicator: Communicator,
+        stop: StopSign | None = None,
+        data: Dataset | None = None,
+        optimizer: OwnOptimizer | None = None,
+    ):
         """Check everything that can be checked, on all ranks together, and initialise the network.
 
-        Raises the same ConfigError or DataError on every rank.
+        ``data`` and ``optimizer``: those of a user's program, in place of the run's. Raises the same ConfigError or
+        DataError on every rank.
         """
+        self.optimizer = optimizer
         self.communicator = communicator
         self.clock = Clock()
         self.clock.followers.append(communicator.whereabouts.enter)
         with communicator.agreed():
             self.run = run = run.with_implied()
             communicator.in_pieces = run.comm.exchange == "pieces"
-            data = open_for_training(run.data, communicator.rank, run.train.seed)
+            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
         self.shares = shares_of(run, communicator)
@@ -107,6 +117,28 @@ class Training:
             begin_as_constructed(network, self.store, run.train.seed, names)
         self.method = self._next_method()
         self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def begin_anew(self, run: Run, stop: StopSign) -> None:
+        """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
+        self.stop = stop
+        with self.communicator.agreed():
+            self.run = run = run.with_implied()
+            self._sides = sides_of(run, self.dataset)
+            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases() if rounds]
+            for phase, _ in self.phases:
+                self._check(phase, self.size)
+        self.method.publish()
+        tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
+        self.method = self._next_method(restored=tensors)
+
+    @property
+    def calibrated(self) -> bool:
+        """True if the moments of the full network are those after the last round."""
+        return self._calibrated == self.rounds_done
+
+    def note_calibration(self) -> None:
+        """Take note that the full network's moments are those after the last round."""
+        self._calibrated = self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:
         """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
@@ -195,6 +227,7 @@ class Training:
             self.stop,
             since,
             self.shares,
+            self.optimizer,
             restored or {},
         )
         return spec_of(run.method.name).load()(job)
@@ -217,7 +250,6 @@ class Training:
             while not (self.done or self.stop.reason):
                 if not self._run_round():
                     return
-                self._look_at_the_clock()
                 due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
                 validation = self._validate() if due and self.best else None
                 yield self.progress(self.evaluate() if self.done or (due and not self.best) else None, validation)
@@ -242,15 +274,18 @@ class Training:
         limit = 60 * self.run.train.max_minutes
         self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
-    def _run_round(self) -> bool:
-        """Run a round; return False when it was dropped. Time outside the clock's phases is `other`."""
+    def attempt(self) -> Generator[int, None, bool]:
+        """Run a round; yield the number of each local step, which the caller takes. Return False when it was dropped.
+
+        Time outside the clock's phases is `other`.
+        """
         self._have_the_right_size()
         method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
         self.tally.begin(examples)
         with self.clock("other"):
-            loss = method.run(number)
+            loss = yield from method.attempt(number)
             if loss is None:
                 return False
             self.rounds_done = number + 1
@@ -258,12 +293,22 @@ class Training:
         last = self.tally.end(method.examples - examples)
         last = followed(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
+        self._look_at_the_clock()
         return True
+
+    def _run_round(self) -> bool:
+        number, steps = self.rounds_done, self.attempt()
+        while True:
+            try:
+                local_step = next(steps)
+            except StopIteration as end:
+                return end.value
+            self.method.take(number, local_step)
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """Return the state of the run after the last round."""
-        done, steps = (self.method.first_step(rounds) for rounds in (self.rounds_done, self.run.train.rounds))
-        rate = self.run.optimizer.lr_at(max(done - 1, 0), steps)
+        done = self.method.first_step(self.rounds_done)
+        rate = self.method.rate(max(done - 1, 0))
         tally, counts = self.tally, self.tally.counts
         last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
         facts = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
@@ -318,14 +363,14 @@ class Training:
             error = DivergedError(f"the network is not finite {self.position}: {odd}. It is not saved.")
             error.everywhere = True
             raise error
-        if calibrated and self._calibrated != self.rounds_done:
+        if calibrated and not self.calibrated and self.dataset.network is None:
             self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self._calibrated = self.rounds_done
         if calibrated and self.dataset.scoring.one_class:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
-        moments = self.evaluator.network.moments if self._calibrated == self.rounds_done else {}
+        moments = self.evaluator.network.moments if self.calibrated else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
         pieces += own_pieces(self.method.of_this_rank(), self.store)
