@@ -24,7 +24,17 @@ MAY_CHANGE = (
     "train.patience",
 )
 """Settings that a resumed run may change; the data may have moved, but not changed."""
-WITHOUT_EFFECT = ("name", "data.ahead", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "comm.", "output.")
+WITHOUT_EFFECT = (
+    "name",
+    "data.ahead",
+    "train.threads",
+    "train.device",
+    "train.init",
+    "evaluate.",
+    "checkpoint.",
+    "comm.",
+    "output.",
+)
 """Settings, or sections of them, that do not change what is learnt."""
 
 

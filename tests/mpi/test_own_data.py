@@ -117,18 +117,18 @@ def test_never_more_batches_than_said_are_read_ahead():
 
 BAD_DATA = {
     "missing": "has no function missing",
-    "wrong": "wrong is no function",
-    "failing": "the function fails: OSError: the disk is gone",
-    "list_of_three": "the function returns list; it must return",
-    "nothing": "train is NoneType, of which no example can be read",
-    "without_len": "it needs __len__ and __getitem__. A loader, or an iterable data set, goes into a loop of your own",
-    "iterable": "train is Stream, of which no example can be read by its number",
+    "wrong": "the file has 7",
+    "failing": "it fails: OSError: the disk is gone",
+    "list_of_three": "it returns [1, 2, 3], not (train, test) or a dict of",
+    "nothing": "train is NoneType, without __len__ or __getitem__",
+    "without_len": "A loader or an iterable data set goes into a loop of your own, istmpi.Distributed.",
+    "iterable": "train is Stream, without",
     "empty": "train is empty; it needs at least one example",
-    "bare": "a batch is Tensor; an example must be",
+    "bare": "train has examples that are neither (inputs, target) nor dicts",
     "of_other_shapes": "train example 1 does not go into a batch with example 0: RuntimeError",
-    "unlabelled": "train example 0 has class 10; there are 10, from 0 on",
+    "unlabelled": "train has class 18; there are 10, numbered from 0",
     "flags": "has targets of torch.bool; only integers and floats have a loss by default",
-    "pairs": "examples are dicts, which only a network of your own takes",
+    "pairs": "has examples with the entries left, right, label; they go by name to the forward of a network",
 }
 
 
@@ -142,9 +142,9 @@ def test_a_function_or_data_that_cannot_be_used(name):
 
 
 BAD_FUNCTIONS = {
-    "ManyLosses": "loss returns a tensor of shape (8,); it must return a tensor of one number",
+    "ManyLosses": "loss returns a value of shape (8,); it must return one number",
     "Detached": "loss needs no gradient",
-    "ManyScores": "score returns a tensor of shape (",
+    "ManyScores": "score returns a value of shape (",
     "WithSelf": "loss must take (outputs, batch) and nothing else; in a class make it a @staticmethod",
     "FailingLoss": "loss fails: IndexError",
 }

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from istmpi.data.callable.function import loaded, splits_of
 from istmpi.data.callable.split import OwnSplit
-from istmpi.data.callable.task import RegressionAsItIs, functions_of, is_float, is_integer, own_task
+from istmpi.data.callable.task import RegressionAsItIs, functions_of, kind_of, own_task
 from istmpi.data.dataset import Dataset
 from istmpi.errors import DataError
 from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
@@ -50,12 +50,12 @@ def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
     classes = getattr(datasets["train"], "classes", ())
     classes = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) and not others else ()
-    outputs = len(classes) or (target[0].numel() if is_float(target) else 0)
-    functions, task = functions_of(holders), OWN
+    functions, kind, task = functions_of(holders), kind_of(target), OWN
+    outputs = target[0].numel() if kind == "float" else len(classes)
     if shape and first.is_floating_point() and not functions:
-        if is_integer(target) and target.ndim == 1 and classes:
+        if kind == "integer" and target.ndim == 1 and classes:
             task = CLASSIFICATION
-        elif is_float(target) and target.ndim < 3:
+        elif kind == "float" and target.ndim < 3:
             task = REGRESSION
     if task == OWN:
         facts = OWN, shape, outputs, None, source, "python"

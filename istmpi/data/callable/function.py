@@ -35,7 +35,9 @@ def _function(source: str) -> tuple[Callable[..., Any], set[str]]:
     module, name = loaded("--data", source, "function")
     function = getattr(module, name, None)
     if not callable(function):
-        problem = f"has no function {name}{did_you_mean(name, vars(module))}" if function is None else f"has {function}."
+        problem = (
+            f"has no function {name}{did_you_mean(name, vars(module))}" if function is None else f"has {function}."
+        )
         raise ConfigError(f"--data {source}: the file {problem}")
     return function, {"rank", "ranks"} & inspect.signature(function).parameters.keys()
 

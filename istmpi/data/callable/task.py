@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from istmpi.code import short
 from istmpi.data.batch import Batch
@@ -47,38 +47,43 @@ class _Task(OwnTask):
         return float(loss) * batch.examples, batch.examples, float(score) * batch.examples
 
 
-def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[str, Callable[[Any, Any], Any]]]:
-    """Return loss and score as far as a class or a module of ``holders`` has them, each of the first that has."""
+def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[str, Callable[[Any, Any], Any], Any]]:
+    """Return loss and score, each with its name for messages and its holder: of the first class or module that has it.
+
+    ``holders``: by their names for messages.
+    """
     functions = {}
-    for place, holder in reversed(holders.items()):
-        for name in ("loss", "score"):
-            if not callable(function := getattr(holder, name, None)):
-                continue
-            try:
-                inspect.signature(function).bind(None, None)
-            except TypeError as error:
-                raise ConfigError(
-                    f"{place}: {name} must take (outputs, batch) and nothing else; in a class make it a @staticmethod."
-                ) from error
-            functions[name] = f"{place}: {name}", function
-            if name == "score":
-                functions["holder"] = place, holder
+    for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
+        if not callable(function := getattr(holder, name, None)):
+            continue
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"{place}: {name} must take (outputs, batch) and nothing else; in a class make it a @staticmethod."
+            ) from error
+        functions[name] = f"{place}: {name}", function, holder
     return functions
 
 
-def own_task(functions: Mapping[str, tuple[str, Any]], target: Any, source: str) -> type[OwnTask]:
-    """Return the task of some ``functions_of``, or of the targets of a batch where these have no loss."""
-    loss, score = functions.get("loss"), functions.get("score")
+def kind_of(target: Any) -> str:
+    """Return ``float`` or ``integer``; for other targets what they are."""
+    if not isinstance(target, torch.Tensor) or target.dtype == torch.bool:
+        return str(getattr(target, "dtype", type(target).__name__))
+    return "float" if target.is_floating_point() else "integer"
+
+
+def own_task(functions: Mapping[str, tuple[str, Any, Any]], target: Any, source: str) -> type[OwnTask]:
+    """Return the task of some `functions_of`, or of the targets of a batch where these have no loss."""
+    loss, score, kind = functions.get("loss"), functions.get("score"), kind_of(target)
     name, higher = "loss", False
     if score:
-        name = getattr(functions["holder"][1], "score_name", "score")
-        higher = getattr(functions["holder"][1], "higher_is_better", higher_is_better(name))
+        name = getattr(score[2], "score_name", "score")
+        higher = getattr(score[2], "higher_is_better", higher_is_better(name))
     if not loss:
-        kind = "float" if is_float(target) else "integer" if is_integer(target) else None
-        if not kind:
-            what = target.dtype if isinstance(target, torch.Tensor) else type(target).__name__
+        if kind not in _BY_TARGET:
             raise ConfigError(
-                f"{source} has targets of {what}; only integers and floats have a loss by default. Write "
+                f"{source} has targets of {kind}; only integers and floats have a loss by default. Write "
                 f"loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
             )
         task, default_loss, default_score = _BY_TARGET[kind]
@@ -86,15 +91,8 @@ def own_task(functions: Mapping[str, tuple[str, Any]], target: Any, source: str)
         if not score:
             name, higher, score = task.score, task.higher_is_better, (f"{source}: the {task.score}", default_score)
     name += LOWER if not higher and higher_is_better(name) else ""
-    return type("OwnTask", (_Task,), {"loss_of": loss, "score_of": score, "score": name, "higher_is_better": higher})
-
-
-def is_float(target: Any) -> bool:
-    return isinstance(target, torch.Tensor) and target.is_floating_point()
-
-
-def is_integer(target: Any) -> bool:
-    return isinstance(target, torch.Tensor) and not target.is_floating_point() and target.dtype != torch.bool
+    facts = {"loss_of": loss[:2], "score_of": score and score[:2], "score": name, "higher_is_better": higher}
+    return type("OwnTask", (_Task,), facts)
 
 
 def _number(subject: str, function: Callable[[Any, Any], Any], outputs: Any, batch: Any) -> Any:
@@ -115,13 +113,13 @@ def _like(batch: Any, outputs: torch.Tensor) -> torch.Tensor:
 _BY_TARGET = {
     "integer": (
         Classification,
-        lambda outputs, batch: functional.cross_entropy(outputs, batch[1].long()),
+        lambda outputs, batch: Classification.loss(outputs, batch[1].long()),
         lambda outputs, batch: Classification.right(outputs, batch[1]).double().mean(),
     ),
     "float": (
         Regression,
-        lambda outputs, batch: functional.mse_loss(outputs, _like(batch, outputs)),
-        lambda outputs, batch: functional.l1_loss(outputs, _like(batch, outputs)),
+        lambda outputs, batch: Regression.loss(outputs, _like(batch, outputs)),
+        lambda outputs, batch: (outputs - _like(batch, outputs)).abs().mean(),
     ),
 }
 """The task of targets, its loss and its score."""
