@@ -1,9 +1,9 @@
 """Where is the digit? Two numbers for each image, learnt with a Huber loss.
 
-    mpirun -n 4 istmpi train --data examples/two_targets.py:splits --model examples/two_targets.py:Finder \
-        --optimizer adam --lr 0.003 --rounds 20 --local-steps 10 --batch 32
+    mpirun -n 2 istmpi train --data examples/two_targets.py:splits --model examples/two_targets.py:Finder \
+        --optimizer adam --lr 0.005 --schedule cosine --rounds 10 --batch 32
 
-Mean distance on four ranks: 0.9 of the 32 pixels of an image.
+Mean distance at the end: 1.0 of the 32 pixels of an image.
 """
 
 from importlib import resources

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = threading.RLock()
 _DRAWS = {
     *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "bernoulli_", "cauchy_"),
     *("exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),

@@ -51,10 +51,14 @@ def splits_of(source: str, rank: int) -> Mapping[str, Any]:
     """Call the function; return its data sets by the names of their splits. ConfigError or DataError for others."""
     from torch.utils.data import IterableDataset
 
+    from istmpi.data.callable.drawing import drawing
+
     function, takes = _function(source)
     given = {"rank": rank, "ranks": ranks_here()}
     try:
-        splits = function(**{name: given[name] for name in takes})
+        with drawing() as seed:  # so that ranks, and resumed runs, draw the same splits
+            seed(rank if "rank" in takes else 0)
+            splits = function(**{name: given[name] for name in takes})
         if isinstance(splits, tuple) and len(splits) == 2:
             splits = dict(zip(SPLITS, splits))
         if not isinstance(splits, Mapping) or not {*SPLITS[:2]} <= splits.keys() <= {*SPLITS}:
