@@ -68,3 +68,14 @@ def test_an_example_reaches_the_score_in_its_docstring(mpirun, tmp_path, name):
     assert mpirun(2, *words, "--out", tmp_path / "run", timeout=300).returncode == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["last"]["score"]["score"] == pytest.approx(expected, rel=0.1)
+
+
+def test_the_data_set_of_the_page_trains(mpirun, tmp_path):
+    page = (EXAMPLES.parent / "docs" / "data.md").read_text()
+    code = re.search(r"```python\n(# mine.py: mpirun -n 4 (.*?)\n.*?)```", page, re.DOTALL)
+    (tmp_path / "mine.py").write_text(code[1])
+    words = code[2].replace("mine.py", f"{tmp_path}/mine.py").split()
+    result = mpirun(2, *words, "--rounds", "3", "--lr", "0.02", "--out", tmp_path / "run")
+    assert result.returncode == 0 and "error (lower is better)" in result.stdout, result.stderr
+    scores = [json.loads(line)["score"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert scores[-1] < scores[0]
