@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
     """The module of FILE.py:NAME or package.module:NAME, and that last name; ConfigError if there is none. Runs it.
 
-    ``option`` and ``what`` say in messages where the name was given, and what it is the name of.
+    ``option`` and ``what`` are the place and the kind of the name, for messages.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():

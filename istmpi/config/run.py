@@ -27,7 +27,7 @@ from istmpi.config.sections import (
     OwnModel,
     Train,
 )
-from istmpi.data.callable.function import is_function, takes_rank
+from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS

@@ -1,13 +1,11 @@
 """A stream's endless sequence of batches, any of which can be computed at any time."""
 
-from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.callable.ahead import ReadAhead
 from istmpi.data.dataset import Split
 
 
@@ -25,13 +23,23 @@ class Batches:
         self._rows = np.asarray(rows, dtype=np.int64)
         self._seed, self._stream = seed, stream
         self._cached: tuple[int, np.ndarray] | None = None
-        self._ahead = ReadAhead(self._reading, split.ahead) if split.ahead else None
+        self._reader = ThreadPoolExecutor(1, "reader")
+        self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        return self._ahead.at(step) if self._ahead else self._reading(step)()
+        """Return a batch; where the split says so, a thread begins to read those behind it.
 
-    def _reading(self, step: int) -> Callable[[], Batch]:
-        return partial(self._split.batch, self.indices(step), self._key(step))
+        What fails in the thread is raised at the step that wants the batch.
+        """
+        if not self._split.ahead:
+            return self._split.batch(self.indices(step), self._key(step))
+        steps = range(step, step + self._split.ahead + 1)
+        for passed in self._waiting.keys() - set(steps):
+            self._waiting.pop(passed).cancel()
+        for each in steps:
+            if each not in self._waiting:
+                self._waiting[each] = self._reader.submit(self._split.batch, self.indices(each), self._key(each))
+        return self._waiting.pop(step).result()
 
     @property
     def labels(self) -> np.ndarray:

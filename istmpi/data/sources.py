@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from istmpi.data.callable.function import is_function
+from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
@@ -58,8 +58,6 @@ def open_dataset(
     the file allows it. FILE.py:function is run; ``scoring`` and ``ahead`` are its settings.
     """
     if is_function(source):
-        from istmpi.data.callable.file import open_own
-
         return open_own(source, stream or 0, scoring, ahead)
     if source == "digits":
         return open_digits()

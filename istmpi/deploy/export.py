@@ -201,10 +201,7 @@ def _npz(content: Content, name: str) -> Parts:
 
 
 def _torch(content: Content, name: str) -> Parts:
-    """``{"state_dict": ..., "metadata": ...}``, and beside it the program where its inputs are known.
-
-    torch.save needs all of it in memory.
-    """
+    """``{"state_dict": ..., "metadata": ...}``, in memory, and beside it the program where its inputs are known."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     if content.checkpoint.header.data.task == OWN:

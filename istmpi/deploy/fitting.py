@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.checkpoint.reader import Checkpoint
-from istmpi.data.callable.function import is_function
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
@@ -20,7 +20,7 @@ from istmpi.tasks import OWN
 def runnable(checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None) -> Architecture:
     """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
 
-    It is tried on ``example``, the inputs of a batch, where the kind of data does not describe them.
+    It is tried on ``example``, the inputs of a batch, where data do not describe them.
 
     Raises DataError where the class is needed and not given, ConfigError where it makes another network.
     """
@@ -46,7 +46,7 @@ def require_described(checkpoint: Checkpoint) -> None:
     if checkpoint.header.data.task == OWN:
         raise ConfigError(
             f"{checkpoint.path}: only the code of {checkpoint.header.run.data.source} knows the inputs of its network. "
-            f"Use istmpi evaluate --data, or export --to safetensors or torch and call the class in Python."
+            f"Use istmpi evaluate --data, or export --to torch and call the class in Python."
         )
 
 
@@ -58,21 +58,15 @@ def changed_source(network: Architecture) -> str:
 
 
 def own_source(checkpoint: Checkpoint) -> str:
-    """The data of a checkpoint's run; DataError for code, which is run only where the user names it."""
+    """The data of a checkpoint's run; DataError for code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
-        raise DataError(
-            f"{checkpoint.path} was trained on the data sets of {source}, which is code, and run only when you name "
-            f"it: give --data {source}."
-        )
+        raise DataError(f"{checkpoint.path} was trained on code, run only when you name it: give --data {source}.")
     return source
 
 
 def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
-    """Data that a checkpoint's network takes, with a validation split and normalised as in training.
-
-    ``model``: the class of a network of one's own, whose loss and score count.
-    """
+    """Data that a checkpoint's network, perhaps of a class ``model``, takes, split and normalised as in training."""
     run = checkpoint.header.run
     data = open_dataset(source, rank, run.data.length, model or "")
     if "validation" not in data.splits:
@@ -86,7 +80,7 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     trained = checkpoint.header.data
     wrong = ""
     if not same_form(data.shape, trained.shape):
-        shapes = (" x ".join(map(str, shape)) for shape in (data.shape, trained.shape))
+        shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))
         wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
     elif (data.task, data.outputs) != (trained.task, trained.outputs):
         wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "

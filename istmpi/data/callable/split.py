@@ -56,8 +56,9 @@ class OwnSplit(Split):
         if self.whole:
             inputs = (Named(inputs),) if isinstance(inputs, Mapping) else inputs
             return Batch(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), batch, len(rows))
-        if self.classes and not (target.min() >= 0 and target.max() < self.classes):
-            raise DataError(f"{self.name} has class {int(target.max())}; there are {self.classes}, numbered from 0.")
+        odd = target[(target < 0) | (target >= self.classes)] if self.classes else ()
+        if len(odd):
+            raise DataError(f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0.")
         target = target.long() if self.classes else target.reshape(len(rows), -1)
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.callable.function import is_function
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
