@@ -36,7 +36,7 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead)
     task = TASKS[opened.task]
     if data.placement == "by-label" and (task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees):
-        what = "text" if task.of_tokens else f"for {opened.task}"
+        what = "text" if task.of_tokens else "without them" if task.of_trees else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
         )
