@@ -34,7 +34,7 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
 from istmpi.program.round import Round
 from istmpi.program.settings import dotted
-from istmpi.program.streams import Rows, Stream, examples_in, own_batches
+from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
@@ -98,7 +98,7 @@ class Distributed:
         )
         self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
-        self._streams: dict[int, tuple[Iterable[Any], Stream]] = {}
+        self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
@@ -137,13 +137,16 @@ class Distributed:
             self.run = run
             if record is None:
                 return
-            self._note = record.note
+            self._note, loaders = record.note, record.folder / "loaders"
+            self._streams.load(loaders, training.rounds_done)
             while not (training.done or training.stop.reason):
                 self._round = Round(self, training)
                 yield self._round
                 if not self._round.finished():
                     break
                 record.add(training.progress(self._score_of_round()))
+                if training.checkpoint_due or training.stop.reason:
+                    self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self.summary = record.end(network)
 
@@ -269,10 +272,7 @@ class Distributed:
 
     def stream(self, loader: Iterable[Any]) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""
-        if id(loader) not in self._streams:
-            rank, ranks = self.communicator.rank, self.communicator.size
-            self._streams[id(loader)] = loader, Stream(loader, self.run.train.seed, rank, ranks, self._note)
-        return self._streams[id(loader)][1]
+        return self._streams.of(loader, self._note)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""

@@ -42,6 +42,11 @@ class RunRecord:
         self._saver = Saver(folder.path, settings, self._communicator, self.note, newest, communicates)
         at_the_end.callback(self._saver.close)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._folder.path
+
     def note(self, message: str) -> None:
         """Tell the user something, on rank 0."""
         if self._first:
