@@ -102,7 +102,7 @@ def export(
                 f"full size, from the end of the run."
             )
         _require_exact(checkpoint)
-        network = runnable(checkpoint, model)
+        network = runnable(checkpoint, model, runs=form == "onnx")
         note = changed_source(network)
         if note and not with_changed_source:
             raise ConfigError(

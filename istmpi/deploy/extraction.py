@@ -12,7 +12,7 @@ from istmpi.checkpoint.saver import commit_alone
 from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
 from istmpi.config import Run
 from istmpi.data.sources import RANK
-from istmpi.deploy.fitting import changed_source, own_source, require_described, runnable
+from istmpi.deploy.fitting import changed_source, own_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
 from istmpi.engine.layout import part_of
 from istmpi.engine.partition import Partition
@@ -41,7 +41,6 @@ def extract(
     """
     require_free(target, force)
     with open_checkpoint(path) as checkpoint:
-        require_described(checkpoint)
         header, whole = checkpoint.header, runnable(checkpoint, model)
         ranks = ranks or header.ranks
         if rank >= ranks:
@@ -59,7 +58,7 @@ def extract(
         store.scale = narrow.scale
         for name, part in parts.items():
             store.tensors[name].copy_(part * narrow.folded[name])
-        moments = _calibrated(checkpoint, network, store, calibrate_on, model)
+        moments = _calibrated(checkpoint, network, store, calibrate_on)
         words = f"rank {rank} of {ranks} in round {round}"
         tree = header.run.tree()
         tree["model"] |= narrow.settings
@@ -99,7 +98,7 @@ def _parts(checkpoint: Checkpoint, whole: Architecture, units: Mapping) -> dict[
 
 
 def _calibrated(
-    checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None, model: str | None
+    checkpoint: Checkpoint, network: Architecture, store: ParameterStore, calibrate_on: str | None
 ) -> Moments:
     if not network.batch_norms:
         return {}
@@ -108,5 +107,5 @@ def _calibrated(
         raise ConfigError(f"{checkpoint.path}: each rank had data of its own, {source}. Give --calibrate-on FILE.")
     built = with_values(network, store)
     layers = network.batch_norm_layers(built)
-    calibrate(built, layers, calibration_inputs(checkpoint, source, network.example_shape, model), moments_of)
+    calibrate(built, layers, calibration_inputs(checkpoint, source, network.example_shape), moments_of)
     return {name: layer.moments for name, layer in layers.items()}

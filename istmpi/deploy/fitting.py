@@ -17,10 +17,12 @@ from istmpi.names import SHIPPED, is_own
 from istmpi.tasks import OWN
 
 
-def runnable(checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None) -> Architecture:
+def runnable(
+    checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
+) -> Architecture:
     """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
 
-    It is tried on ``example``, the inputs of a batch, where data do not describe them.
+    It is tried on ``example``, the inputs of a batch, where data do not describe them; without, it only has weights.
 
     Raises DataError where the class is needed and not given, ConfigError where it makes another network.
     """
@@ -36,18 +38,15 @@ def runnable(checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...]
     from istmpi.models.user import user_network
 
     data = header.data
+    unknown = data.task == OWN and example is None
+    if unknown and runs:
+        raise ConfigError(
+            f"{checkpoint.path}: only the code of its data knows the inputs of its network. Use istmpi evaluate "
+            f"--data, or export --to torch and call the class in Python."
+        )
     arguments = header.run.model.arguments_for(data.task)
     code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
-    return network.with_code(code, tried=data.task != OWN or example is not None)
-
-
-def require_described(checkpoint: Checkpoint) -> None:
-    """Refuse, with a ConfigError, a network of which no file says what its inputs are."""
-    if checkpoint.header.data.task == OWN:
-        raise ConfigError(
-            f"{checkpoint.path}: only the code of {checkpoint.header.run.data.source} knows the inputs of its network. "
-            f"Use istmpi evaluate --data, or export --to torch and call the class in Python."
-        )
+    return network.with_code(code, tried=not unknown)
 
 
 def changed_source(network: Architecture) -> str:

@@ -58,7 +58,7 @@ class CalibratedNetwork:
             for name, moments in stored_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
-            inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape, model)
+            inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape)
             calibrate(self.module, norms, inputs, moments_of)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
@@ -123,12 +123,10 @@ def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
     return network
 
 
-def calibration_inputs(
-    checkpoint: Checkpoint, source: str, shape: tuple[int, ...], model: str | None = None
-) -> tuple[torch.Tensor, ...]:
+def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The inputs, examples of a shape, of those training examples of some data that training would calibrate on."""
     run, header = checkpoint.header.run, checkpoint.header
-    data = fitting_data(checkpoint, source, model=model)
+    data = fitting_data(checkpoint, source)
     train = resized(data, header.side).reshaped(shape).train
     sampled = sampled_of(run, checkpoint.architecture, data, header.ranks)
     return train.batch(calibration_rows(run, len(train), sampled)).to("cpu", getattr(torch, run.model.dtype)).inputs

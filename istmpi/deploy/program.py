@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint
-from istmpi.deploy.fitting import require_described
 from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
@@ -63,7 +62,6 @@ class Normalising(nn.Module):
 
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
     """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
-    require_described(checkpoint)
     tensors = whole_state(state)
     if not network.stages:
         code = network.code

@@ -91,7 +91,6 @@ def command(
     from istmpi.data.dense.predict import read_inputs
     from istmpi.data.files.notes import Notes
     from istmpi.data.sparse.predict import read_rows
-    from istmpi.deploy.fitting import require_described
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
     from istmpi.files import appearing, require_free
@@ -99,7 +98,6 @@ def command(
     if out:
         require_free(Path(out), force)
     with open_checkpoint(path) as checkpoint:
-        require_described(checkpoint)
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
         named, reading = checkpoint.output_names, checkpoint.reading
