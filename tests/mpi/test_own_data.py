@@ -84,6 +84,14 @@ def test_numbers_are_a_regression_in_their_own_units(comm):
     assert progress[-1].score.score < 2.5
 
 
+def test_collate_may_pad_and_draw(comm):
+    settings = {"data__source": f"{FILE}:padded", "model__name": f"{FILE}:Line", "model__outputs": 10}
+    settings |= {"model__features": 64, "train__rounds": 12, "train__batch": 32, "optimizer__lr": 0.3}
+    training, progress = of_own(comm, **settings)
+    assert progress[-1].score.score > 0.4
+    assert [each.loss for each in of_own(comm, **settings, data__ahead=0)[1]] == [each.loss for each in progress]
+
+
 def test_each_rank_has_data_of_its_own_where_the_function_takes_its_rank(comm):
     training, progress = trained(comm, data__source=f"{FILE}:of_rank")
     assert training.run.data.placement == "local"

@@ -32,6 +32,16 @@ class Plain(Digits):
     classes = ()
 
 
+class Padded(Plain):
+    """Examples of several lengths, padded in a batch, a tenth of their values left out at random."""
+
+    @staticmethod
+    def collate(items):
+        x = nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True)
+        x = nn.functional.pad(x, (0, 0, 0, 8 - x.shape[1])).reshape(len(x), -1)
+        return {"x": x * (torch.rand(x.shape) > 0.1)}, torch.tensor([y for _, y in items])
+
+
 def both(item, kind=Digits):
     return lambda: (kind(DIGITS.train, item), kind(DIGITS.test, item))
 
@@ -55,6 +65,7 @@ iterable = both(None, lambda split, item: type("Stream", (IterableDataset,), {"_
 empty = both(None, lambda split, item: [])
 bare = both(lambda x, y: x)
 of_other_shapes = both(lambda x, y: (x[0, : 1 + int(y)], int(y)))
+padded = both(lambda x, y: (x[0, : 1 + int(y) % 8], int(y)), Padded)
 unlabelled = both(lambda x, y: (x, int(y) + 9))
 nothing = both(None, lambda split, item: None)
 wrong = 7
