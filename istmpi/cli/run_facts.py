@@ -34,7 +34,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
             f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
         )
     if training.best:
-        counts += f", {len(training.sizes[0].dataset.splits['validation'].labels()):,} for validation"
+        counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
     if changed := [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]:
         changed = [f", training images changed at random ({', '.join(changed)})"]
     steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"

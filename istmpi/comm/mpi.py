@@ -93,6 +93,12 @@ def if_up() -> Any:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
+def ranks_here() -> int:
+    """The number of ranks of this job; 1 where MPI is not up."""
+    MPI = if_up()
+    return MPI.COMM_WORLD.Get_size() if MPI else 1
+
+
 def lost_connection(error: BaseException) -> str:
     """The line to print where an exception means that a rank is gone; empty for an exception of any other kind."""
     MPI = if_up()

@@ -23,6 +23,7 @@ from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, sa
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import OWN
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
 """The files of an export by their names, each with its writer; the first one may refer to the second."""
@@ -101,7 +102,7 @@ def export(
                 f"full size, from the end of the run."
             )
         _require_exact(checkpoint)
-        network = runnable(checkpoint, model)
+        network = runnable(checkpoint, model, runs=form == "onnx")
         note = changed_source(network)
         if note and not with_changed_source:
             raise ConfigError(
@@ -200,9 +201,11 @@ def _npz(content: Content, name: str) -> Parts:
 
 
 def _torch(content: Content, name: str) -> Parts:
-    """``{"state_dict": ..., "metadata": ...}``, and beside it the program; torch.save needs all of it in memory."""
+    """``{"state_dict": ..., "metadata": ...}``, in memory, and beside it the program where its inputs are known."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
+    if content.checkpoint.header.data.task == OWN:
+        return {name: lambda file: torch.save(saved, file)}
     program = program_of(content.checkpoint, content.network, content.state)
     return {
         name: lambda file: torch.save(saved, file),

@@ -12,7 +12,7 @@ from istmpi.checkpoint.saver import commit_alone
 from istmpi.checkpoint.state import Moments, deployment_pieces, model_pieces
 from istmpi.config import Run
 from istmpi.data.sources import RANK
-from istmpi.deploy.fitting import changed_source, runnable
+from istmpi.deploy.fitting import changed_source, own_source, runnable
 from istmpi.deploy.network import calibration_inputs, with_values
 from istmpi.engine.layout import part_of
 from istmpi.engine.partition import Partition
@@ -102,7 +102,7 @@ def _calibrated(
 ) -> Moments:
     if not network.batch_norms:
         return {}
-    source = calibrate_on or checkpoint.header.run.data.source
+    source = calibrate_on or own_source(checkpoint)
     if RANK in source:
         raise ConfigError(f"{checkpoint.path}: each rank had data of its own, {source}. Give --calibrate-on FILE.")
     built = with_values(network, store)

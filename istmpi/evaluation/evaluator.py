@@ -240,6 +240,8 @@ class Evaluator:
         weights = self._run.train.exit_weights
 
         def loss(outputs: Outputs) -> torch.Tensor:
+            if self._task.of_trees:
+                return self._task.loss(outputs, batch.targets) * batch.examples
             return weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
 
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)

@@ -63,12 +63,11 @@ def command(
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.report.comparison import check_targets, compare
         from istmpi.report.curves import read_curves
-        from istmpi.tasks import TASKS
         from istmpi.training.comparison import Comparison
 
         with communicator.agreed():
-            task = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed).task
-            check_targets(scores, TASKS[task].score)
+            data = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed)
+            check_targets(scores, data.scoring.score)
         comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
         comparison.rehearse()
     with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
