@@ -44,9 +44,7 @@ class OwnSplit(Split):
     ahead: int = 0
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
-        with drawing() as seed:
-            batch = self._read(rows, key or 0, seed)
+        rows, batch = indices, self.collated(indices, key)
         if isinstance(batch, Mapping):
             named = {key: value for key, value in batch.items() if self.takes is None or key in self.takes}
             return Batch((Named(named),), batch, len(rows))
@@ -61,6 +59,12 @@ class OwnSplit(Split):
             raise DataError(f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0.")
         target = target.long() if self.classes else target.reshape(len(rows), -1)
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
+
+    def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
+        """Return the examples as ``collate`` makes a batch of them."""
+        rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
+        with drawing() as seed:
+            return self._read(rows, key or 0, seed)
 
     def _read(self, rows: list[int], key: int, seed: Callable[[int], None]) -> Any:
         items = []
