@@ -120,18 +120,6 @@ class Header:
         """The shape of an example in the last training rounds."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
-    def shares_in(self, ranks: int, round: int) -> Sequence[float] | None:
-        """The shares of a round on so many ranks; None for those of the run's settings. ConfigError where forgotten."""
-        log = self.shares
-        if not log or ranks != self.ranks:
-            return None
-        if round < min(log):
-            raise ConfigError(
-                f"round {round}: its shares of the ranks are in metrics.jsonl alone; the checkpoint knows those from "
-                f"round {min(log)} on. Give such a round."
-            )
-        return log[max(first for first in log if first <= round)]
-
     @property
     def position(self) -> tuple[int, int]:
         """A key that orders the checkpoints of a run."""

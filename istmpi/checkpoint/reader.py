@@ -181,11 +181,6 @@ class Checkpoint:
         with _reading(self.path):
             return json.loads(self.array("input/reading").tobytes())
 
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The stored arrays of `istmpi.checkpoint.state.inputs_of`, by their place."""
-        return {path: self.array(path) for path in self._datasets if path.startswith(("input/", "output/"))}
-
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None

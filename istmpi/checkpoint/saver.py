@@ -12,7 +12,7 @@ import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, with_checksums
-from istmpi.checkpoint.writers import WRITERS, alone, choose
+from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
@@ -35,29 +35,13 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
         with communicator.agreed():
             if communicator.rank == 0:
                 with _output(path):
-                    _name(beside, path)
+                    sync(beside)
+                    beside.replace(path)
+                    sync(path.parent)
     finally:
         if communicator.rank == 0:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-
-
-def commit_alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """Write a checkpoint in one process, which has all rows; needs no MPI."""
-    beside = temporary(path)
-    try:
-        with _output(path):
-            alone(beside, header, with_checksums(pieces))
-            _name(beside, path)
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def _name(beside: Path, path: Path) -> None:
-    sync(beside)
-    beside.replace(path)
-    sync(path.parent)
 
 
 @contextlib.contextmanager

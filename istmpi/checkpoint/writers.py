@@ -9,7 +9,7 @@ given name or raise OSError on the ranks where something went wrong.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import h5py
@@ -45,18 +45,7 @@ def choose(wanted: str, communicator: Communicator) -> str:
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Every rank by itself, at the datasets' offsets."""
-    _fill(path, pieces, _lay_out(path, header, pieces, communicator))
-
-
-def alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """Write in one process that has all rows; needs no MPI."""
-    with new_file(path, room_for_structure(header, pieces)) as file:
-        offsets = create(file, header, pieces, [parts_of_checksums(pieces)])
-    _fill(path, pieces, offsets)
-
-
-def _fill(path: Path, pieces: Sequence[Piece], offsets: Mapping[str, int]) -> None:
-    """Write this process's rows at their places in the file."""
+    offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:

@@ -36,7 +36,6 @@ COMMANDS = {
     "checkpoint": False,
     "evaluate": True,
     "predict": False,
-    "extract": False,
     "export": False,
     "job": False,
     "doctor": True,
@@ -171,6 +170,7 @@ OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
     "--csv": "; use --json.",
+    "--plot": "; use --html, whose page has the pictures.",
     "--profile": "; metrics.jsonl has each phase and rank.",
     "--exit-threshold": "; predictions are those of the last exit.",
 }
