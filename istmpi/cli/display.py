@@ -151,11 +151,11 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
-        """Draw the plots of a finished run, if it has none yet, and name them."""
+        """Draw the picture of a finished run, if it has none yet, and name it."""
         if not self._to_draw:
             return
         try:
-            drawn = ", ".join(str(path) for path in plots.draw(self._to_draw))
+            drawn = str(plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
         self._print_facts({"plots": drawn})

@@ -40,7 +40,6 @@ def real(
 
 
 as_json = flag("--json", "Print JSON for other programs.")
-plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")
 calibrate_on = text("--calibrate-on", "DATA", "Data for calibration, where it is needed: those of CKPT's training.")

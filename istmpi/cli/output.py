@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from istmpi.errors import DataError, OutputError
+from istmpi.errors import DataError
 from istmpi.foreign import one_line
 from istmpi.report.units import size
 from istmpi.units import counted
@@ -52,18 +52,6 @@ def print_json(value: object) -> None:
     print(
         json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
     )
-
-
-@contextmanager
-def drawing(path: str | Path, required: bool = True) -> Iterator[None]:
-    """Say that a picture is drawn; without matplotlib there is none, and OutputError where it is ``required``."""
-    try:
-        yield
-    except ImportError:
-        if not required:
-            return
-        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-    say(f"drawn: {path}", err=True)
 
 
 @contextmanager

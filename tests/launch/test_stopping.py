@@ -193,12 +193,12 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun
     before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
     assert not (folder / "summary.json").exists()
     for ranks in 1, 2:
-        (folder / "time.png").unlink(missing_ok=True)  # as when it was killed behind the summary
+        (folder / "progress.png").unlink(missing_ok=True)  # as when it was killed behind the summary
         result = mpirun(ranks, "istmpi", *command)
         assert result.returncode == 0, result.stderr
         assert ("nothing left to train" in result.stdout) == (ranks == 2)
         assert {name: (folder / name).read_bytes() for name in before} == before
-        assert {"summary.json", "progress.png", "time.png"} <= {path.name for path in folder.iterdir()}
+        assert {"summary.json", "progress.png"} <= {path.name for path in folder.iterdir()}
     last, summary = lines(folder)[-1], json.loads((folder / "summary.json").read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
     assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]

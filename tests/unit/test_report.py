@@ -94,10 +94,9 @@ def test_what_nobody_reached_is_said(istmpi_command, runs):
 
 
 def test_the_page_needs_nothing_else_and_holds_tables_and_pictures(istmpi_command, runs, tmp_path):
-    html, picture = tmp_path / "r.html", tmp_path / "r.png"
-    code, _, err = istmpi_command("report", runs, "--html", html, "--plot", picture)
-    assert code == 0 and err.splitlines() == [f"written: {html}", f"drawn: {picture}"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    html = tmp_path / "r.html"
+    code, _, err = istmpi_command("report", runs, "--html", html)
+    assert code == 0 and err.splitlines() == [f"written: {html}"]
     found = Tags(html.read_text(encoding="utf-8"))
     assert sum(tag == "svg" for tag, _ in found.tags) == 3 and sum(tag == "table" for tag, _ in found.tags) == 6
     for tag, attributes in found.tags:
@@ -177,8 +176,6 @@ def test_without_matplotlib_the_page_says_so(istmpi_command, runs, tmp_path, mon
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert istmpi_command("report", runs, "--html", tmp_path / "r.html")[0] == 0
     assert "matplotlib is not installed" in (tmp_path / "r.html").read_text()
-    code, _, err = istmpi_command("report", runs, "--plot", tmp_path / "r.png")
-    assert code == 74 and "--plot needs matplotlib" in err
 
 
 def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
@@ -193,7 +190,6 @@ def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
         (["nowhere"], "nowhere: there is no such file or folder"),
         (["--targets", "0.5;0.7"], "--targets 0.5;0.7: must be numbers with commas"),
         (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
-        (["--plot", "x.jpeg"], "--plot x.jpeg: must end in .png, .svg, .pdf"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
@@ -201,10 +197,9 @@ def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, 
     assert code == 2 and message in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--html", "--plot"])
-def test_a_file_that_cannot_be_written_is_exit_code_74(istmpi_command, runs, tmp_path, option):
-    code, _, err = istmpi_command("report", runs, option, tmp_path / "gone" / "r.png")
-    assert code == 74 and "gone/r.png: cannot be written" in err
+def test_a_page_that_cannot_be_written_is_exit_code_74(istmpi_command, runs, tmp_path):
+    code, _, err = istmpi_command("report", runs, "--html", tmp_path / "gone" / "r.html")
+    assert code == 74 and "gone/r.html: cannot be written" in err
 
 
 def test_it_imports_neither_torch_nor_mpi_nor_matplotlib(runs):

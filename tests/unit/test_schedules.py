@@ -124,20 +124,18 @@ def leave(folder, *rates):
 
 def test_the_learning_rate_has_a_panel_where_it_changes(tmp_path):
     def height(*rates):
-        progress, _ = plots.draw(leave(tmp_path / "run", *rates))
-        with Image.open(progress) as picture:
+        with Image.open(plots.draw(leave(tmp_path / "run", *rates))) as picture:
             return picture.height
 
     assert height(0.1) == height(0.1, 0.1) == height(None, 0.1) < height(0.1, 0.05)
 
 
 @pytest.mark.parametrize("method, whose", [("ist", "of the subnets"), ("local-sgd", "of what every rank trains")])
-def test_the_pictures_of_a_run_say_whose_losses_they_show(tmp_path, method, whose):
+def test_the_picture_of_a_run_says_whose_losses_it_shows(tmp_path, method, whose):
     folder = leave(tmp_path / "run", 0.1, 0.1)
     RunFolder(folder).write("run.toml", Run().override({"method.name": method}).toml())
-    for path, told in zip(plots.draw(folder), (whose, "compute 1 s")):
-        with Image.open(path) as picture:
-            assert f"{method} on 2 ranks" in picture.info["Title"] and told in picture.info["Description"]
+    with Image.open(plots.draw(folder)) as picture:
+        assert f"{method} on 2 ranks" in picture.info["Title"] and whose in picture.info["Description"]
 
 
 @pytest.mark.parametrize("rate", ["1", -0.1, [], float("nan")])
