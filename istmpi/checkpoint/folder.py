@@ -121,7 +121,6 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writes have left behind."""
     for path in (path for name in (_PATTERN, NETWORK, BEST) for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()

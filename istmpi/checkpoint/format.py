@@ -89,7 +89,6 @@ class Header:
     bytes: int
     """Bytes that all ranks have handed to MPI so far."""
     loss: float
-    """Mean training loss of the last round."""
     data: DataSummary
     scale: Mapping[str, float] = field(default_factory=dict)
     """Factors of each unit group's contributions in products of the full network that sum over it."""
@@ -122,7 +121,6 @@ class Header:
 
     @property
     def position(self) -> tuple[int, int]:
-        """A key that orders the checkpoints of a run."""
         return self.round, self.local_step
 
 
@@ -193,7 +191,6 @@ def create(
 
 
 def _attributes(header: Header) -> dict[str, str | int | float]:
-    """The root attributes but for the checksum."""
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
@@ -290,7 +287,6 @@ def read_header(file: h5py.File, path: Any) -> Header:
 
 
 def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
-    """Read a root attribute that is a number, in its range where it has one."""
     low, high = _RANGES.get(item.name, (-np.inf, np.inf))
     kinds = (np.integer,) if item.type is int else (np.integer, np.floating)
     if not isinstance(value, kinds) or (item.name in _RANGES and not low <= value <= high):

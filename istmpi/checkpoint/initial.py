@@ -49,8 +49,6 @@ _INSIDE = ("state_dict", "model_state_dict", "model")
 
 
 class _File(ABC):
-    """A file of tensors whose rows are read one by one."""
-
     shapes: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
@@ -147,19 +145,15 @@ class _StateDict(_File):
 
 @dataclass(frozen=True)
 class Fit:
-    """The report of what a file gave to a network."""
-
     path: Path
     fitted: tuple[str, ...]
     """Parameters that have their values from the file now."""
     weights: tuple[int, int]
     """Numbers that came from the file, and numbers of the network."""
     missing: tuple[str, ...]
-    """Parameters that the file does not have."""
     misshapen: tuple[str, ...]
     """Parameters that have another shape in the file, as ``name (there, here)``."""
     unused: tuple[str, ...]
-    """Tensors of the file that the network does not have."""
 
     @property
     def lines(self) -> list[str]:

@@ -46,7 +46,6 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 @contextlib.contextmanager
 def _output(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while writing into one line."""
     try:
         yield
     except OSError as error:
@@ -59,11 +58,9 @@ def _output(path: Path) -> Iterator[None]:
 class Saver:
     """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
 
-    A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run continues; after
-    ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint from which the
-    run resumes, if it does. ``communicators_are_made``: true if rounds of training make communicators. Parallel HDF5
-    makes one for every file, and two threads that make communicators may wait for each other for ever: it then saves
-    in the foreground.
+    After ``settings.max_failures`` failures in a row the next call raises OutputError. ``start``: the valid checkpoint
+    from which the run resumes. ``communicators_are_made``: by rounds of training; parallel HDF5 makes one for every
+    file, and two threads that make communicators may wait for each other for ever: it then saves in the foreground.
     """
 
     def __init__(
@@ -132,11 +129,9 @@ class Saver:
 
     @property
     def newest(self) -> Path | None:
-        """The last checkpoint that is known to be valid."""
         return self._valid[-1] if self._valid else None
 
     def close(self) -> None:
-        """Let the thread end when it has nothing left to do."""
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
@@ -181,7 +176,6 @@ class Saver:
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Copy the values of the pieces, into the same memory every time."""
         staged = []
         for piece in pieces:
             copy = self._staged.get(piece.path)

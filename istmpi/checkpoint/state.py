@@ -117,7 +117,6 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    """Read this rank's rows of all tensors of the store, and their scale."""
     store.scale, store.fitted = checkpoint.header.scale, checkpoint.header.fitted
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
@@ -138,7 +137,6 @@ def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torc
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that made the state."""
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

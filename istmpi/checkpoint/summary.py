@@ -29,7 +29,6 @@ class Entry:
     """The reason why it is not valid; None if it is."""
     round: int | None = None
     rounds: int | None = None
-    """Rounds of the whole run."""
     local_steps: int | None = None
     """Local steps of each rank since the start; None where a round is passes over the data."""
     ranks: int | None = None
@@ -82,7 +81,6 @@ def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry
 
 
 def header_values(header: Header) -> dict[str, Any]:
-    """Return the header as nested dicts of plain values."""
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     return values | {
         "run": header.run.tree(),

@@ -151,7 +151,6 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
-        """Draw the picture of a finished run, if it has none yet, and name it."""
         if not self._to_draw:
             return
         try:
@@ -173,8 +172,6 @@ class TrainingDisplay(Watch):
 
 
 class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
-    """Follows the runs of a comparison: a banner for the first, a few lines for each."""
-
     every_evaluation = False
     _introduced = False
 

@@ -72,7 +72,6 @@ def described(
 
 
 def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, sizes: Sizes) -> Described:
-    """A network whose table needs no data, for the layers or the shape that are given."""
     if layers is not None:
         features, *hidden, outputs = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, outputs)
@@ -101,7 +100,6 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
 
 
 def _data_of(run: Run, layers: str | None) -> Dataset:
-    """The data that a network is for."""
     from istmpi.data.sources import open_for_training
 
     if layers is not None:

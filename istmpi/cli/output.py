@@ -30,7 +30,6 @@ def console(**settings: Any) -> Console:
 
 
 def wide_console() -> Console:
-    """A console whose tables are broken on a terminal alone."""
     return console(width=None if sys.stdout.isatty() else 1000)
 
 
@@ -69,8 +68,6 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
 
 
 class _Lines:
-    """Progress for a log file: silent at first, then a line every few seconds."""
-
     def __init__(self, console: Console, in_bytes: bool):
         self._console = console
         self._text = size if in_bytes else "{:,}".format
@@ -83,8 +80,6 @@ class _Lines:
 
 
 class Counter:
-    """Adds up bytes as they are read, and reports the sum."""
-
     def __init__(self, report: Report, total: int, stage: str = ""):
         self._report, self._total, self._done, self.stage = report, total, 0, stage
 
@@ -102,8 +97,7 @@ def verify(
 ) -> None:
     """Read every byte of some files; print what is damaged or that a file is valid. DataError when one is damaged.
 
-    ``opened(path)`` gives the file with its ``version``, ``nbytes`` and ``errors(read=...)``. ``unguarded`` is said of
-    what version 1 of its format does not guard. Files ``listed`` in a folder may be gone by now.
+    ``unguarded`` is said of what version 1 of a format does not guard. Files ``listed`` in a folder may be gone by now.
     """
     results = []
     with progress(in_bytes=True) as report:

@@ -20,7 +20,6 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    """Print the plan of a run on so many ranks, as a table or for programs."""
     planned = described(run, None)
     run, network = planned.run, planned.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)

@@ -98,10 +98,9 @@ def resolve(
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
 ) -> Run:
-    """The run that a command line describes; ConfigError names the option.
+    """Return the run that a command line describes; ConfigError names the option.
 
-    A run that ships with istmpi is named after the data that it is given. ``refused``: settings that the command sets
-    itself, each with the option that does it.
+    ``refused``: settings that the command sets itself, each with the option that does it.
     """
     run = run or DEFAULT
     loaded = Run.load(run)

@@ -64,7 +64,6 @@ class MeanOverRanks:
         # everything is there: `finish` comes next, or `begin` says that it does not
 
     def begin(self) -> None:
-        """Begin to move everything, all of it being there, while the caller goes on with something else."""
         self._moving.begin()
 
     def finish(self) -> None:
@@ -162,7 +161,6 @@ class _Moving:
             self._runner.put(self._move_until_called_back)
 
     def finish(self) -> None:
-        """Wait until everything that was put is done."""
         self._called_back.set()
         self._runner.finish()
         backoff = Backoff()
@@ -210,7 +208,6 @@ class _Segment:
         self.bytes_sent = 0
 
     def advance(self) -> bool:
-        """Take the next step if this one's requests are over."""
         if not self._communicator.all_done(self.requests):
             return False
         self.requests = next(self._steps, [])

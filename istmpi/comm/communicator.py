@@ -135,7 +135,6 @@ class Communicator:
     # ---- Python objects, which are small
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank."""
         packed, size = objects.packed(value), objects.SLOT
         while True:
             slot, slots = objects.slot(packed, size), bytearray(self.size * size)
@@ -158,7 +157,6 @@ class Communicator:
         return [pickle.loads(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
     def broadcast_from_root(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
         packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
         while True:
             slot = bytearray(objects.slot(packed, size))
@@ -182,11 +180,9 @@ class Communicator:
         return largest
 
     def hosts(self) -> list[str]:
-        """Every rank's host name."""
         return self.allgather(socket.gethostname())
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
         self._finish(self.mpi.Ibarrier(), "barrier")
 
     @contextmanager
@@ -294,5 +290,4 @@ class Communicator:
         return buffer
 
     def release_scratch(self) -> None:
-        """Give back the memory of `scratch`."""
         self._scratch.clear()

@@ -46,8 +46,6 @@ class Member:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A rank's whereabouts at a moment."""
-
     phase: str
     round: int | None
     local_step: int | None
@@ -78,8 +76,6 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Missing:
-    """A rank for which others wait, and why."""
-
     member: Member
     why: str
     """``silent``, ``still`` (it answers and makes no progress), ``slow`` (it does) or ``waits`` (for others)."""
@@ -92,7 +88,6 @@ class Missing:
 
     @property
     def condition(self) -> str:
-        """The reason in words."""
         where = f"in {self.seen}"
         if self.why == "silent":
             held = _STATES.get(self.state, "").format(process=self.member.process)
@@ -160,7 +155,6 @@ def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float],
 
 
 def all_here(where: str, waited: float) -> str:
-    """The line where nobody is missing."""
     return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other or write takes so long."
 
 

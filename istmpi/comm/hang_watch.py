@@ -59,8 +59,6 @@ def _print(text: str) -> None:
 
 @dataclass
 class _Roll:
-    """A roll that is being called."""
-
     wait: Wait
     began: float
     ends: float
@@ -71,9 +69,8 @@ class _Roll:
 class HangWatch:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
-    As a context manager it is closed by all ranks together unless one of them alone has failed. ``patience``: the least
-    deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank. ``wished``: why this rank
-    may be about to stop, empty where it is not. ``cure``: what to do after the end of a stuck job. Where threads may
+    ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank.
+    ``wished``: why this rank may be about to stop. ``cure``: what to do after the end of a stuck job. Where threads may
     not call MPI, only the launcher is watched.
     """
 
@@ -129,7 +126,6 @@ class HangWatch:
             self._stop(1.0)
 
     def close(self) -> None:
-        """Stop to watch, and receive what is under way between ranks. Collective."""
         if not self._closing.is_set():
             self._communicator.barrier()
             self._stop(None)

@@ -29,10 +29,9 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """Return a communicator of our own with all ranks of this job.
+    """Return a communicator of our own with all ranks of this job; LaunchError where they are no job together.
 
-    LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
-    ranks run different versions or commands. In a user's own program, a failure on one rank ends all ranks from now on.
+    In a user's own program, a failure on one rank ends all ranks from now on.
     """
     global _agreed
     with expected():
@@ -135,15 +134,11 @@ def current_rank() -> int:
 
 
 def speaks() -> bool:
-    """True on the rank that prints what all ranks know."""
     return current_rank() == 0
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Bring an error of this rank to the others, who wait in their first agreement if MPI is not up yet.
-
-    Returns the error that this rank shall report; ``everywhere`` is set if all ranks now know.
-    """
+    """Bring an error of this rank to the others; ``everywhere`` is set on what is returned if all ranks now know."""
     MPI = mpi.if_up()
     if MPI is None and launched()[1] > 1:
         try:

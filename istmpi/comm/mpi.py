@@ -48,10 +48,7 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError where Open MPI's launcher started a rank of MPICH, which ends in MPI_Init and says of PMIx.
-
-    Other pairs leave each rank alone, which `istmpi.comm.world` notices.
-    """
+    """Raise LaunchError where Open MPI's launcher started a rank of MPICH; other pairs leave each rank alone."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -117,7 +114,6 @@ _OF_THE_CONNECTION = (
 
 
 def library() -> str:
-    """The MPI library's name and version, in a few words."""
     name, version = library_here().get_vendor()
     return f"{name} {'.'.join(map(str, version))}".strip()
 

@@ -13,7 +13,6 @@ _LENGTH = 8
 
 
 def packed(value: Any) -> bytes:
-    """An object as bytes."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
@@ -30,5 +29,4 @@ def needed(slots: bytes | bytearray, size: int) -> int:
 
 
 def unpacked(slots: bytes | bytearray, size: int) -> list[Any]:
-    """The objects, all of which fit."""
     return [pickle.loads(memoryview(slots)[start + _LENGTH : start + size]) for start in range(0, len(slots), size)]

@@ -17,8 +17,6 @@ class Sent:
 
 @dataclass
 class Traffic:
-    """The bytes and calls of this rank."""
-
     bytes: int = 0
     calls: int = 0
     followers: list[Callable[[Sent], None]] = field(default_factory=list)

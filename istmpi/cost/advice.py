@@ -35,8 +35,6 @@ CHEAPER = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run a scenario."""
-
     scenario: Scenario
     method: str
     ranks: int

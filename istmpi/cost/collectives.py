@@ -55,7 +55,6 @@ class Collective:
     """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
 
     def in_run(self, run: Run) -> "Collective":
-        """Return the collective, which is the same for every run."""
         return self
 
 
@@ -67,7 +66,6 @@ class ByRun:
 
 
 def _pull(held: Holdings) -> Load:
-    """Count the way from owners to holders: all of a rank's network that nobody held before, from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched = max(held.owner_bytes(part) for part in held.parts)
     inward, outward = fetched * elsewhere, held.served_bytes * elsewhere
@@ -181,7 +179,6 @@ def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) ->
 
 
 def _fragments(run: Run) -> Collective:
-    """Count all-reduces of the network in fragments, of exact or packed values."""
 
     def load(held: Holdings) -> Load:
         fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
@@ -203,7 +200,6 @@ def _fragments(run: Run) -> Collective:
 
 
 def _largest(run: Run) -> Collective:
-    """Count the way of every rank's largest values to all others."""
 
     def load(held: Holdings) -> Load:
         message = compressed.largest(run, held.parameters, held.lengths)
@@ -240,4 +236,3 @@ COLLECTIVES = {
     "fragments": ByRun(_fragments),
     "largest": ByRun(_largest),
 }
-"""The ways of sending, by the names that `istmpi.methods.MethodSpec` gives them."""

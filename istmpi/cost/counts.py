@@ -80,8 +80,6 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run on so many ranks."""
-
     method: str
     spec: MethodSpec
     held: Holdings
@@ -113,7 +111,6 @@ class Cost:
 
     @property
     def largest(self) -> PartCost:
-        """The part whose ranks need the most memory."""
         return max(self.parts, key=lambda part: part.memory.total)
 
     @property
@@ -133,11 +130,9 @@ class Cost:
 
     @property
     def messages(self) -> int:
-        """Messages of the busiest rank in a round."""
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        """Add up these kinds of `Flops` of a local step over all ranks that take part."""
         each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
         return self.held.taking_part * each
 
@@ -152,10 +147,9 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; otherwise
-    every rank takes train.batch examples a step. ``examples``: the number of training examples; without it a round has
-    method.local_steps also for a method that counts in passes. Raises ConfigError for an unknown method or a deal that
-    cannot be made.
+    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2. ``examples``:
+    the number of training examples; without it a round has method.local_steps also for a method that counts in passes.
+    Raises ConfigError for an unknown method or a deal that cannot be made.
     """
     name = method or run.method.name
     spec = counted(name)

@@ -45,7 +45,6 @@ class Weights:
     names: tuple[str, ...]
     nbytes: int
     gathered: int
-    """Bytes that all ranks hand to MPI where they are gathered."""
     sharded: int
     """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
 
@@ -56,9 +55,7 @@ class EvaluationPlan:
 
     sharded: frozenset[str]
     gathered_bytes: int
-    """Bytes of the weights that every rank puts together."""
     room: Number
-    """Bytes that these weights may take."""
     sent: int
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
     by_units: bool = False
@@ -167,7 +164,6 @@ def _costs_more_than_it_saves(
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
-    """Plan for a whole graph, whose layers are large: gather it with its weights, or spread the units."""
     nodes, itemsize = architecture.nodes[1], max(parameter.itemsize for parameter in architecture.parameters.values())
     lengths, made = architecture.lengths, sum(sizes.values())
     if made + whole_graph_bytes(architecture, 1) <= room:
@@ -198,7 +194,6 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
 def _choices(
     architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
 ) -> Iterator[Weights]:
-    """Yield the weights that can be sharded: those of leaves with a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)

@@ -83,7 +83,6 @@ def _sent(
 def _route(
     run: Run, architecture: Architecture, ranks: int, shares: Shares | None = None
 ) -> tuple[Route, dict[str, Parameter]]:
-    """Return the route of a run's method, and the parameters that travel on it with their slots."""
     spec = spec_of(run.method.name)
 
     @lru_cache(maxsize=4)  # a round's legs ask for its deal and both beside it, and a partly redealt one walks from 0

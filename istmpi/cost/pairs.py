@@ -43,7 +43,6 @@ def pair_bytes(
 
 
 def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
-    """Return the bytes that each rank hands to MPI for a leg of a route: ``[rank]`` int64."""
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
         elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}

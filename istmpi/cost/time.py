@@ -19,11 +19,8 @@ COMPUTING = 0.95
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Seconds of one round."""
-
     compute: float
     transfer: float
-    """Seconds of sending that are not hidden behind computing."""
 
     @property
     def total(self) -> float:
@@ -70,7 +67,6 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
 
 
 def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
-    """Return the time of a round: J local steps, and all that is sent in them."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
     once = sum(exchange.waited() for exchange in exchanges(cost, cluster))
     return RoundTime(cost.local_steps * step, cost.sends * once + _deal_seconds(cost, cluster))

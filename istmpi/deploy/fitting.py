@@ -16,7 +16,7 @@ from istmpi.names import SHIPPED, is_own
 def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
     """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
 
-    Raises DataError where the class is needed and not given, ConfigError where it makes another network.
+    DataError where the class is needed and not given, ConfigError where it makes another network.
     """
     network, header = checkpoint.architecture, checkpoint.header
     if not is_own(header.run.model.name) and model is not None:

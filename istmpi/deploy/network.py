@@ -115,7 +115,6 @@ class CalibratedNetwork:
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
-    """The full network with the weights and the scale of a store that has all rows."""
     network = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(network, elsewhere=()).items():
         parameter.data = store.tensors[name]
@@ -132,7 +131,6 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose network cannot score a single example."""
     if not checkpoint.calibrated:
         raise DataError(
             f"{checkpoint.path} was saved without calibration; a prediction would depend on the other examples of its "

@@ -59,10 +59,8 @@ def lines(
 ) -> Iterator[str]:
     """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
 
-    A classifier's example gets its class, that class's probability, and with
-    ``all_outputs`` every raw output; any other example gets its outputs. ``top`` = k gives the k likeliest labels with
-    their probabilities, 0 all labels above 1/2. ``example`` names the first column, ``named`` outputs that are no
-    classes.
+    ``top`` = k gives the k likeliest labels with their probabilities, 0 all labels above 1/2. ``example`` names the
+    first column, ``named`` outputs that are no classes.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]

@@ -101,7 +101,6 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
 
 
 def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], state: State) -> nn.Module:
-    """The user's class with the tensors of this state, and its factors of sums."""
     module = network.plain()
     names = module.state_dict()
     for name, values in tensors.items():
@@ -151,7 +150,6 @@ def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], fil
 
 
 def require_onnx_exporter() -> None:
-    """Refuse, in one line, an export without the packages that PyTorch's exporter needs."""
     for package in ("onnx", "onnxscript"):
         optional(package, package, "exports to ONNX", "export")
 

@@ -42,8 +42,8 @@ class Report:
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     """Look at everything from all ranks: the report on rank 0, None on the others; and whether ranks can still meet.
 
-    Checkpoints shall go to ``folder``. If ranks do not hear each other within ``patience`` seconds, the report ends
-    there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there, and the job has to be ended by
+    force; a rank that hangs inside MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
     with closing(Watchdog(rank)) as watchdog:

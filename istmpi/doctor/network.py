@@ -17,8 +17,6 @@ CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up."""
-
     name: str
     address: str
     megabits: int

@@ -51,9 +51,7 @@ class Score:
     exits: tuple[float, ...] | None = None
     """The score of every exit, where there are several."""
     bits_per_byte: float | None = None
-    """The loss of text in bits for each byte."""
     more: Mapping[str, float] | None = None
-    """Other scores by their names."""
 
 
 class Evaluator:
@@ -104,7 +102,6 @@ class Evaluator:
         return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
 
     def score(self, split: str = "test") -> Score:
-        """The score on a whole split, at the store's present weights."""
         self.calibrate()
         score = self.measure(self._dataset.splits[split])
         self.network.release()
@@ -158,7 +155,6 @@ class Evaluator:
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
 
     def _make_ranking(self) -> Ranking:
-        """The summary of rankings, by the labels of all training rows. Collective."""
         train = self._dataset.train
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:

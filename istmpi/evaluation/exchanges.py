@@ -80,7 +80,6 @@ class OwnExamples:
         """The mean and variance of each batch normalisation, as last computed, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """The forward function of a leaf."""
         number = len(self._services)
         owned = owned_rows(leaf, self._store)
 

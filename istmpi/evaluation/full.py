@@ -109,13 +109,11 @@ class FullNetwork:
 
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
-        """The outputs for the inputs of a batch."""
         with _same_random_numbers() if self.same_examples else nullcontext():
             return self._network(*inputs)
 
     @property
     def module(self) -> nn.Module:
-        """The network itself, once it has its weights."""
         return self._network
 
     def finish(self) -> None:

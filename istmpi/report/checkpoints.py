@@ -16,7 +16,6 @@ SHOWN_CLASSES = 12
 
 
 def listing(entries: Iterable[Entry], verified: bool) -> Table:
-    """The files of a folder."""
 
     def row(entry: Entry) -> tuple[object, ...]:
         position = ["", "", "", ""]
@@ -31,7 +30,6 @@ def listing(entries: Iterable[Entry], verified: bool) -> Table:
 
 
 def facts(contents: Mapping[str, Any]) -> Table:
-    """The contents of the header and the small datasets."""
     header, run = contents["header"], contents["header"]["run"]
     data, method = header["data"], run["method"]
     shape, names = " x ".join(map(str, data["shape"])), contents["classes"]
@@ -66,7 +64,6 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 
 def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
-    """Parameters or slots."""
     rows = [
         (tensor["name"], tensor["axes"], " x ".join(map(str, tensor["shape"])), tensor["dtype"], size(tensor["bytes"]))
         for tensor in tensors

@@ -51,8 +51,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """The repeats of one method with the same settings."""
-
     name: str
     """The method with all settings in which not all runs of the comparison agree."""
     curves: tuple[Curve, ...]
@@ -66,8 +64,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs against each other."""
-
     groups: tuple[Group, ...]
     targets: tuple[float, ...]
     """The scores to reach, the easiest first."""
@@ -79,7 +75,6 @@ class Comparison:
         return higher_is_better(self.score_name)
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
-        """A figure at the evaluation that reached the target."""
         points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
         return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
@@ -92,10 +87,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over seeds that both have; None for a target not reached.
-
-        Runs that share a seed count as one, with their median. Without a common seed it is the ratio of the medians.
-        """
+        """The figure over the best group's: the median over common seeds, else the ratio of medians; None if never reached."""
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):

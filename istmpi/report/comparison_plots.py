@@ -25,8 +25,6 @@ SPLIT = "Where the time went"
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing as an <svg> element."""
-
     title: str
     svg: str
 
@@ -60,7 +58,6 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
 
 
 def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
-    """Draw every run."""
     looks, everywhere = _styles_of(comparison), []
     ends = [end for group in comparison.groups for end in comparison.to_end(group, cost).values]
     words, units = COSTS[cost]
@@ -96,7 +93,6 @@ def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
 
 
 def _bars(axis: Axes, comparison: Comparison) -> None:
-    """Draw a bar for each method, of its phases' seconds side by side."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     phases = [phase for phase in in_order(name for phases in by_group for name in phases) if phase not in OFF_THE_CLOCK]
     totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]

@@ -25,8 +25,6 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation."""
-
     round: int
     seconds: float
     """The training time; the clock stands still during evaluations."""
@@ -39,8 +37,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run."""
-
     method: str
     points: tuple[Point, ...]
     seed: int = 0
@@ -112,7 +108,6 @@ def _curve(path: Path) -> Curve:
 
 
 def _of_run(folder: Path) -> Curve:
-    """Read the folder of a run of istmpi."""
     run, record = Run.load(str(folder / SETTINGS)), RunFolder(folder)
     lines = record.lines()
     summary = record.summary() if (folder / SUMMARY).is_file() else None
@@ -145,7 +140,6 @@ def _of_run(folder: Path) -> Curve:
 
 
 def _load(path: Path) -> Curve:
-    """Read another program's file."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT} of version {VERSION}.")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:

@@ -61,7 +61,6 @@ def looking_alike() -> Iterator[None]:
 
 
 def require_drawable(path: Path) -> None:
-    """Refuse, with a ConfigError, a file of a format that is not drawn."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
 

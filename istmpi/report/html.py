@@ -61,7 +61,6 @@ def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: st
 
 
 def write(text: str, path: Path) -> None:
-    """Write a page, complete or not at all; OutputError where it cannot be written."""
     with appearing(path) as file:
         file.write(text.encode())
 

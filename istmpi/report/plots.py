@@ -18,8 +18,7 @@ PICTURE = "progress.png"
 def draw(folder: Path) -> Path:
     """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
 
-    ImportError where matplotlib is not installed, DataError where the record is damaged, OutputError where the picture
-    cannot be written.
+    ImportError without matplotlib, DataError where the record is damaged, OutputError where it cannot be written.
     """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()

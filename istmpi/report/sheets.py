@@ -97,7 +97,6 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
 
 
 def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
-    """The end of every method; time and bytes there have a best only after equally many rounds."""
     groups = comparison.groups
     ends = [[(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups]
     rounds = [[point.round for _, point in its] for its in ends]

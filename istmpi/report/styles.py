@@ -15,8 +15,6 @@ BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a method in every picture."""
-
     colour: str
     marker: str
     line: str = "-"
@@ -42,7 +40,6 @@ STYLES = {
     "pytorch-ddp": Style(INK, "d", "-."),
     "pytorch-local-sgd": Style(ORANGE, "p", "--"),
 }
-"""The styles by the names that run files give methods."""
 
 UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")

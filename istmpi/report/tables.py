@@ -126,7 +126,6 @@ FIGURE = 11
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
-    """Print all tables of a survey."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
     for title, cell in TABLES.items():
@@ -155,7 +154,6 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 
 
 def cluster(console: Console, cluster: Cluster) -> None:
-    """Print the measurements of a cluster, with the median relative error of each fit."""
 
     def fitted(name: str) -> str:
         error = cluster.measured.get(name, {}).get("median_relative_error")

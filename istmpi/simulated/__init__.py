@@ -51,7 +51,6 @@ class Outcome:
     """A checksum of all calls with their times: equal ones are of the same schedule."""
 
     def require(self) -> Sequence[Any]:
-        """The results; or raises what ended the job, or its ranks."""
         for error in (self.ended, *self.errors):
             if error is not None:
                 raise error

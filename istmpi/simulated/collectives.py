@@ -19,8 +19,6 @@ Brought = dict[int, Any]
 
 @dataclass(eq=False)
 class Entry:
-    """The part of one rank in a collective."""
-
     request: Request
     missing: set[int]
     leave: Callable[[Brought], Any]
@@ -29,8 +27,6 @@ class Entry:
 
 @dataclass(eq=False)
 class Collective:
-    """A collective call of all its members."""
-
     name: str
     first: int
     members: int
@@ -40,8 +36,6 @@ class Collective:
 
 
 class Collectives:
-    """The collective calls of a job."""
-
     def __init__(self, network: Network):
         self._network = network
         self._open: dict[Any, Collective] = {}

@@ -18,8 +18,6 @@ IN_PLACE = object()
 
 
 class Job:
-    """A network with all that its ranks do on it together."""
-
     def __init__(self, network: Network):
         self.network = network
         self.mail, self.collectives = Mail(network), Collectives(network)
@@ -246,8 +244,6 @@ def _exactly(values: bytes, nbytes: int, call: str) -> np.ndarray:
 
 
 class SimulatedMPI:
-    """The MPI library of one rank."""
-
     BYTE, COMM_TYPE_SHARED = "BYTE", "COMM_TYPE_SHARED"
     IN_PLACE, MAX = IN_PLACE, np.maximum
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)

@@ -32,8 +32,6 @@ class Message:
 
 @dataclass(eq=False)
 class Receive:
-    """A receive that was posted."""
-
     source: int
     tag: int
     into: np.ndarray | None
@@ -42,8 +40,6 @@ class Receive:
 
 @dataclass
 class Box:
-    """The messages and receives of one rank on one communicator."""
-
     posted: list[Receive] = field(default_factory=list)
     arrived: list[Message] = field(default_factory=list)
     flying: list[Message] = field(default_factory=list)
@@ -60,8 +56,6 @@ class Box:
 
 
 class Mail:
-    """The messages of a job."""
-
     def __init__(self, network: Network):
         self._network = network
         self._boxes: dict[tuple[int, int], Box] = {}
@@ -74,7 +68,6 @@ class Mail:
         return self._boxes.setdefault((context.number, rank), Box())
 
     def send(self, context: Context, source: int, destination: int, tag: int, values: np.ndarray | bytes) -> Request:
-        """Begin to send bytes."""
         network, nbytes, ends = self._network, len(values), (context.number, source, destination)
         request = Request(network, source, f"a send with tag {tag}")
         request.needs = lambda: {destination}

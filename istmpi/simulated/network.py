@@ -78,7 +78,6 @@ class Network:
         return request
 
     def wait(self, request: Request) -> None:
-        """Pause the rank until its operation has ended."""
         task = self.scheduler.tasks[request.rank]
         while not request.done:
             task.awaited = request

@@ -12,8 +12,6 @@ ANY_SOURCE, ANY_TAG = -1, -1
 
 
 class Status:
-    """The sender and the tag of a message."""
-
     def __init__(self) -> None:
         self.source = self.tag = -1
 

@@ -55,8 +55,6 @@ def usable(run: Run) -> Run:
 
 @dataclass(frozen=True)
 class Reached:
-    """The result of a run."""
-
     weights: str
     loss: float
     score: float
@@ -92,14 +90,11 @@ def _digest(tensors: dict[str, bytes]) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The outcome of one seed."""
-
     seed: int
     faults: Faults
     outcomes: Sequence[Outcome]
     """The job, and where a rank was killed the one that resumed it."""
     finding: str
-    """The violation of the law, in words; empty where there is none."""
 
     @property
     def kinds(self) -> list[str]:
@@ -142,7 +137,6 @@ class Schedules:
         return simulate(program, self._ranks, faults)
 
     def run(self, seeds: Sequence[int]) -> Iterator[Schedule]:
-        """The schedule of each seed."""
         for seed in seeds:
             faults = Faults.drawn(seed, self._ranks, self._kinds, self._undisturbed.calls)
             if faults.kills:

@@ -113,7 +113,6 @@ def command(
 
 
 def _cluster(given: Mapping[str, Any]) -> Cluster:
-    """The cluster that the options name, changed as they say."""
     name = given["cluster"]
     cluster = load(Path(name)) if name.endswith(".json") or is_file(Path(name)) else preset(name)
     changed = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
@@ -178,7 +177,6 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """Lines on reading the tables, and on where a deal ends."""
     yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
         "Sent: what MPI is handed."

@@ -70,7 +70,6 @@ def tree_of(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
-    """Write the HTML page, without pictures where matplotlib is not installed."""
     from istmpi.report.html import made, page, write
 
     try:
