@@ -7,7 +7,6 @@ another program has the weights of the full network as they stand, a file of ist
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import warnings
@@ -19,31 +18,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.engine.slots import weights_among
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.foreign import plain_value, printable, reading
+from istmpi.foreign import printable, reading
 from istmpi.models.architecture import Architecture
+from istmpi.optional import optional
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
 SHOWN = 6
 """The most names that a line lists."""
-_SAFETENSORS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(("F64", "I64", "U64"), 64)
-_BITS |= dict.fromkeys(("F32", "I32", "U32"), 32) | dict.fromkeys(("F16", "BF16", "I16", "U16"), 16)
-_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8)
-"""Bits of a number of each type of the format."""
-_LONGEST_HEADER = 10**8
-_MOST_AXES = 64
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Keys under which other programs keep a state dict among other things."""
 
@@ -76,43 +64,17 @@ class _OfIstmpi(_File):
 
 class _Safetensors(_File):
     def __init__(self, path: Path):
-        data = np.memmap(path, np.uint8, "r")
-        length = int.from_bytes(data[:8].tobytes(), "little")
-        if not 0 < length <= min(_LONGEST_HEADER, len(data) - 8):
-            raise ValueError("its header is longer than the file")
-        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_without_repetition)
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object with the names of tensors")
-        self._data = data[8 + length :]
-        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self._require_tiled()
-        self.shapes = {
-            name: tuple(entry["shape"]) for name, entry in self._entries.items() if entry["dtype"] in _SAFETENSORS
-        }
-
-    def _require_tiled(self) -> None:
-        """ValueError unless the tensors fill the data from the first byte to the last, with no gap and no overlap."""
-        for name, entry in self._entries.items():
-            facts = entry if isinstance(entry, dict) else {}
-            if not _whole(facts.get("shape")) or not _whole(facts.get("data_offsets"), 2):
-                raise ValueError(f"the shape and the two data_offsets of {printable(name)} must be whole numbers")
-            if (dtype := facts.get("dtype")) not in [*_BITS]:
-                raise ValueError(f"the dtype of {printable(name)} is {plain_value(dtype)}, which is unknown")
-        end = 0
-        for name, entry in sorted(self._entries.items(), key=lambda item: item[1]["data_offsets"]):
-            first, last = entry["data_offsets"]
-            if first != end or 8 * (last - first) != prod(entry["shape"]) * _BITS[entry["dtype"]]:
-                raise ValueError(f"{printable(name)} does not lie where its header says")
-            end = last
-        if end != len(self._data):
-            raise ValueError(f"its header tells of {end:,} bytes of data; there are {len(self._data):,}")
+        library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
+        try:
+            file = library.safe_open(path, "pt")
+        except library.SafetensorError as error:
+            raise ValueError(str(error)) from None
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        self._slices = {name: of for name, of in slices.items() if of.get_dtype() in _FLOATS}
+        self.shapes = {name: tuple(of.get_shape()) for name, of in self._slices.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        entry, shape = self._entries[name], self.shapes[name]
-        dtype = _SAFETENSORS[entry["dtype"]]
-        row, begin = prod(shape[1:]) * dtype.itemsize, entry["data_offsets"][0]
-        values = np.array(self._data[begin + first * row : begin + last * row])
-        return torch.from_numpy(values).view(dtype).view(last - first, *shape[1:])
+        return self._slices[name][first:last]
 
 
 class _StateDict(_File):
@@ -270,18 +232,6 @@ def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
             break
         plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
     return plain
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(tree := dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice in its header")
-    return tree
-
-
-def _whole(numbers: Any, count: int | None = None) -> bool:
-    if not isinstance(numbers, list) or len(numbers) != (count or len(numbers)):
-        return False
-    return len(numbers) <= _MOST_AXES and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
 
 def _times(shape: tuple[int, ...]) -> str:

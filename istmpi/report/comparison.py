@@ -87,7 +87,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over common seeds, else the ratio of medians; None if never reached."""
+        """The figure over the best group's: the median over common seeds, else of medians; None if never reached."""
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
