@@ -84,9 +84,6 @@ class SimulatedCommunicator:
     def Iallgather(self, send: Any, receive: Any) -> Request:
         return self._gather("Allgather", send, receive)
 
-    def Igather(self, send: Any, receive: Any, root: int = 0) -> Request:
-        return self._gather("Gather", send, receive, root)
-
     def Igatherv(self, send: Any, receive: Any, root: int = 0) -> Request:
         return self._gather("Gatherv", send, receive, root)
 
