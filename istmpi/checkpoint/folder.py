@@ -37,8 +37,8 @@ def listed(folder: Path) -> list[Path]:
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
     """Find the checkpoint with which training got furthest, among those whose every byte is right. Collective.
 
-    ``note`` is told on rank 0 of each that has to be passed over. None when the folder has none; DataError, on every
-    rank, when it has some but none is valid.
+    ``note`` is told on rank 0 of each that is passed over. DataError, on every rank, when there are some but none is
+    valid.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -77,10 +77,9 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints that would be taken for newer than ``start``, from which the run resumes.
+    """Rename the checkpoints that would be taken for newer than ``start``; return their new names.
 
-    They are no part of what is trained next. One that cannot be read is where its name says. Returns their new names,
-    which nobody had before. Raises OutputError.
+    One that cannot be read is where its name says. Raises OutputError.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     if inside := [number for number, path in enumerate(paths) if path.samefile(start)]:
@@ -108,10 +107,7 @@ def _position(path: Path) -> tuple[float, float]:
 
 
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
-    """Remove all but the last ``keep`` of the ``valid`` checkpoints, from a folder of checkpoints.
-
-    None is removed while fewer are known to be valid, for others may not be. One that cannot be removed stays.
-    """
+    """Remove all but the last ``keep`` of the ``valid`` checkpoints; none while fewer are known to be valid."""
     if len(valid) < keep:
         return
     for path in listed(folder):

@@ -1,19 +1,6 @@
-"""The format of checkpoints: the one place that knows the file's groups, attributes and types.
-
-    /                           attributes: see `Header`; ``checksum`` guards them and the list of datasets
-    /model/PARAMETER            the whole parameter in its global shape; attribute: axes
-    /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
-    /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
-    /input/{mean,std,offset}    what examples are normalised with; /input/classes: their names; /input/tokenizer;
-                                /input/reading: conventions by which the training data were read, JSON in bytes
-    /output/{mean,std,offset}   likewise numbers to predict; /output/names
-    /partial/                   what each rank has beside the above, of a stopped round or of a network of its own:
-    /partial/{local_steps,losses}, and like /model and /optim the tensors of which every rank has its own values
-    /data/own                   a row for each rank that has data of its own: examples, CRC-32 of labels and of features
-    /checksums/PATH             a CRC-32 for each block of rows of the dataset PATH
+"""The format of checkpoints, which docs/checkpoint-format.md describes: the one place that knows groups and attributes.
 
 Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
-docs/checkpoint-format.md is the description for readers.
 """
 
 import dataclasses

@@ -1,8 +1,6 @@
 """Reads initial weights: from a network of istmpi's, a file of safetensors, or a state dict that torch saved.
 
-Tensors with the name and the shape of a parameter are taken; other parameters begin as they would have. A file of
-another program has the weights of the full network as they stand, a file of istmpi's has weights that
-`istmpi.models.architecture` scales: they are taken so that the full network computes the same with them.
+Tensors with the name and the shape of a parameter are taken, so that the full network computes the same with them.
 """
 
 from __future__ import annotations
@@ -70,8 +68,8 @@ class _Safetensors(_File):
         except library.SafetensorError as error:
             raise ValueError(str(error)) from None
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        self._slices = {name: of for name, of in slices.items() if of.get_dtype() in _FLOATS}
-        self.shapes = {name: tuple(of.get_shape()) for name, of in self._slices.items()}
+        self._slices = {name: tensor for name, tensor in slices.items() if tensor.get_dtype() in _FLOATS}
+        self.shapes = {name: tuple(tensor.get_shape()) for name, tensor in self._slices.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         return self._slices[name][first:last]

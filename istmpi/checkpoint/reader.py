@@ -111,10 +111,7 @@ class Checkpoint:
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and standard deviation of the units of every batch normalisation.
-
-        Empty when the weights were saved without calibration.
-        """
+        """Calibrated mean and deviation of the units of every batch normalisation; empty without calibration."""
         stages = self.architecture.batch_norms if self.calibrated else ()
         return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
 

@@ -26,7 +26,7 @@ _CALL = "checkpoint"
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
     """Write a checkpoint that appears under its name once it is complete on the disk on all ranks' word. Collective.
 
-    Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
+    OutputError on every rank when it cannot be written; an older file of that name is then untouched.
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:

@@ -96,11 +96,7 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store; return the values that this rank alone had.
-
-    There are none on another number of ranks: all ranks resume from the store, which mostly has their mean. They also
-    do so from a round that an earlier version stopped in its middle.
-    """
+    """Fill the store; return the values that this rank alone had, none on another number of ranks."""
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
     store.add_slots(slots)

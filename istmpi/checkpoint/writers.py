@@ -1,9 +1,5 @@
-"""Two ways to fill one file from all ranks; the same bytes of data either way.
+"""Two ways to fill one file from all ranks, with the same bytes: parallel HDF5 (mpio), and past HDF5 (direct).
 
-    mpio    parallel HDF5: all ranks open the file together and write their rows in collective calls
-    direct  every rank writes its rows at their place in the file, past HDF5
-
-The first needs an h5py that was built with MPI, which many machines do not have; the second needs a file system alone.
 Before either, rank 0 lays the file out, with a place for every dataset. They leave a complete, synced file under the
 given name or raise OSError on the ranks where something went wrong.
 """

@@ -1,7 +1,4 @@
-"""``istmpi train --dry-run``: the plan of a run: what it would hold, compute and send, without MPI or training.
-
-Torch is needed only for the user's own network, whose code is run, and for weights to begin with.
-"""
+"""``istmpi train --dry-run``: the plan of a run: what it would hold, compute and send, without MPI or training."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

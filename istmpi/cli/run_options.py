@@ -132,10 +132,7 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(option: str, setting: str, text: str, model: str) -> Any:
-    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes.
-
-    A single number for a network of the user's own (``model``) stays one: nobody knows which arguments are lists.
-    """
+    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
     if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":

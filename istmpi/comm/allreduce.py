@@ -50,8 +50,7 @@ class MeanOverRanks:
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
         """Hand over a contiguous tensor, not to be touched until `finish`; what is there by now begins to move.
 
-        ``made``: the first so many elements are final; to be called again with more, and with all at last (the
-        default).
+        ``made``: the first so many elements are final; to be called again with more.
         """
         if self._communicator.size == 1:
             return
@@ -114,10 +113,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move.
-
-    No other point-to-point messages may be under way on the communicator, and nobody touches the values.
-    """
+    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)

@@ -1,11 +1,8 @@
 """A rank's transport: what it can send, receive and agree on with a group of ranks, and what of it counts.
 
-The engine and the methods see this class alone; whether the mpi4py communicator below it is MPI's, simulated
-(`istmpi.simulated`) or one that records messages makes no difference to them.
-
-Values travel as bytes, so that every dtype arrives as it left. `Traffic` counts the bytes that this rank hands to MPI
-for other ranks; what it keeps for itself does not count. No call blocks in MPI: a request is tested until it is done,
-with pauses that leave the core to ranks that share it, and `Whereabouts` knows meanwhile for whom the rank waits.
+Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to what stands for it, for other ranks.
+No call blocks in MPI: a request is tested until it is done, with pauses that leave the core to ranks that share it,
+and `Whereabouts` knows meanwhile for whom the rank waits.
 """
 
 import pickle

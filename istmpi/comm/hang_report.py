@@ -117,9 +117,8 @@ def missing(
 ) -> list[Missing]:
     """The ranks that have not come to where one waits, and those that do not answer.
 
-    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and how many
-    seconds ago it was. ``states``: the letters of processes. ``limit``: a rank that made progress within so many
-    seconds is slow.
+    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and its age in
+    seconds. ``states``: the letters of processes. ``limit``: a rank that made progress within so many seconds is slow.
     """
     absent = []
     for member in members:

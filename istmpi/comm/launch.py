@@ -87,8 +87,8 @@ def _by_rank(values: Iterable[str]) -> str:
 def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other; on rank 0 the pairs (listener, speaker) of greetings that did not come in time.
 
-    It uses no collective call, which one such pair would hang, and so comes before `world`. Other ranks return if all
-    is well; else they wait for rank 0 to end the job.
+    It uses no collective call, which one such pair would hang. Other ranks wait for rank 0 to end the job unless all is
+    well.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD

@@ -21,10 +21,7 @@ _installed = False
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
-
-    Only for an end that every rank knows of.
-    """
+    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard."""
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()

@@ -1,7 +1,4 @@
-"""The MPI library itself: it is loaded here, and asked for its name and its thread level.
-
-A thread may be a rank of a simulated cluster (`istmpi.simulated`); `stand_in` then has what stands for MPI there.
-"""
+"""The MPI library itself, or what stands for it in a thread that is a rank of a simulated cluster (`stand_in`)."""
 
 import ctypes
 import os

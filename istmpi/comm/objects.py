@@ -1,7 +1,4 @@
-"""Python objects as bytes in slots of one size: an object's length, and the object where it fits.
-
-Small objects of unknown lengths travel in one message; otherwise all ranks know then how large the next one must be.
-"""
+"""Python objects in slots of one size: an object's length, and the object where it fits, so that small ones need one message."""
 
 import pickle
 from typing import Any

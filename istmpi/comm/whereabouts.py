@@ -1,7 +1,6 @@
-"""The whereabouts of a rank: what it does, and for whom it waits since when. Written by the threads that work.
+"""The whereabouts of a rank: what it does, and for whom it waits since when; the hang watch's thread reads it.
 
-The one place that knows of waits: every call of a `Communicator` that needs other ranks passes through `waits`, and so
-does what waits for a file. The hang watch's thread reads it.
+Every call of a `Communicator` that needs other ranks passes through `waits`, and so does what waits for a file.
 """
 
 import threading

@@ -1,8 +1,6 @@
 """The figures of a cluster: latency and bandwidth (α, β) of its network, FLOP/s of its ranks.
 
-    {"format": "istmpi cluster", "version": 1, "name": ..., "flops": [...], "links": {"alltoallv": {...}, ...}, ...}
-
-`istmpi measure` writes such a file, with the measurements that the figures were fitted to.
+`istmpi measure` writes them into a file, with the measurements that they were fitted to.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The ways in which ranks send each other parameters, and the demand of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter. ``sent`` leaves out values that stay on their rank. Latencies
-and bytes are the busiest rank's, in a network in which every rank sends and receives at full rate at the same time.
+Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, in a network in
+which every rank sends and receives at full rate at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence

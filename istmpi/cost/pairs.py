@@ -22,8 +22,7 @@ def pair_bytes(
 ) -> np.ndarray:
     """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
 
-    The diagonal stays on its rank and never reaches MPI. ``exclude``: a deal; of what it deals out only
-    those elements move that no rank has in it. ``wire``: the form of the values (method.wire).
+    ``exclude``: a deal; of what it deals out only those elements move that no rank has in it. ``wire``: method.wire.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

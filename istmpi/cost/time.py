@@ -75,8 +75,7 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
     """Return the least rate, in bits a second each way, at which a rank computes that part of its time; no latency.
 
-    It is infinite where no rate is enough, and 0 where nothing is sent. A round's waiting time is a sum of terms
-    max(bytes * seconds a byte + fixed - hidden, 0), of which ever more are above 0 as a byte takes longer.
+    It is infinite where no rate is enough, and 0 where nothing is sent.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory; it scores examples, each by itself.
 
-    Every byte of the checkpoint is checked. Where it was saved without calibration, ``calibrate_on`` names the data
-    whose training split stands in; without it a DataError says so. ``model`` names the class of a network of one's own,
-    which is then run.
+    Where the checkpoint was saved without calibration, ``calibrate_on`` names the data whose training split stands in.
+    ``model`` names the class of a network of one's own, which is then run.
     """
 
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):

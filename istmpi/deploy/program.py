@@ -1,8 +1,4 @@
-"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class.
-
-It takes examples as they are in the data, any number at a time, and is made by `torch.export`; from it PyTorch's own
-exporter makes ONNX.
-"""
+"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class."""
 
 from __future__ import annotations
 

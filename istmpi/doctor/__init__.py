@@ -1,7 +1,4 @@
-"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure.
-
-`examine` is what ``istmpi doctor`` shows. Each module beside this one looks at one thing.
-"""
+"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure."""
 
 import os
 import platform

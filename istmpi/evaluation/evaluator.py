@@ -1,7 +1,4 @@
-"""Scores of the full network: calibrated on a sample of the training data, run on a split.
-
-`istmpi.cost.evaluation` says which of its weights every rank gets whole meanwhile, and which stay with their owners.
-"""
+"""Scores of the full network: calibrated on a sample of the training data, run on a split."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from istmpi.models.leaves import Leaf
 class SameExamples:
     """The exchange for examples that all ranks share: each computes with its own rows, and the outputs are gathered.
 
-    All ranks must call the same leaves in the same order. They do, even where a network branches on values: every rank
-    computes all between two leaves itself, from the same numbers, and draws random numbers from the same seed.
+    All ranks call the same leaves in the same order, even where a network branches on values: these are the same.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
@@ -68,9 +67,8 @@ class SameExamples:
 class OwnExamples:
     """The exchange for examples of each rank's own, which stay there: the rows come to them, one owner's at a time.
 
-    All ranks take part in a leaf's call, also those that are at another leaf, as a network that branches on values may
-    be, or at the end of their examples: the first leaf that anybody waits for is served, until nobody waits. The
-    moments of a batch normalisation, over the examples of all ranks that wait for them, come after all leaves.
+    All ranks take part in a leaf's call, also those at another leaf or at the end of their examples: the first leaf
+    that anybody waits for is served, until nobody waits. Moments of batch normalisations come after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):

@@ -1,7 +1,7 @@
 """The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
 
 A gathered leaf has its whole weight on every rank. A sharded one keeps its rows where they are, and its outputs are
-gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by `istmpi.cost.evaluation`.
+gathered. `istmpi.cost.evaluation` says which are sharded.
 """
 
 from __future__ import annotations

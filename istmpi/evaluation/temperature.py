@@ -19,8 +19,7 @@ HALVINGS = 40
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
     """The temperature for logits ``[n, classes]`` float64 and their labels ``[n]``, those of other ranks included.
 
-    ``summed``: the sum over ranks of an array. The cross-entropy is convex in what logits are multiplied by, and there
-    its slope is zero. 1 where logits are not finite.
+    ``summed``: the sum over ranks of an array. 1 where logits are not finite.
     """
     count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
     smoothing = 1 / (count + 2)

@@ -1,9 +1,6 @@
 """The curve of one run: its score along the way against time, bytes and examples, and where the time went.
 
-Runs of istmpi leave it in their folders. Other programs that are to be compared with them write a ``curve.json``:
-
-    {"format": "istmpi curve", "version": 1, "method": "torch-ddp", "seed": 0, "ranks": 8, "score_name": "accuracy",
-     "points": [{"round": 1, "seconds": 2.5, "bytes": 1000, "examples": 2560, "score": 0.4}, ...]}
+Runs of istmpi leave it in their folders; other programs write a ``curve.json`` (docs/compare.md).
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs.
-
-As MPI allows it, no rank waits for others of whom it needs nothing; so where a rank is gone some may be through while
-others never are.
-"""
+"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs, as in MPI."""
 
 from __future__ import annotations
 

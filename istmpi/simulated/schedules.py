@@ -1,8 +1,7 @@
 """A run on a simulated cluster: once, like `istmpi train`, or under very many schedules, each checked against a law.
 
-The law: whatever the order of messages and ranks, however long some of them stand still, the run ends and its weights,
-loss, score and bytes are those of the undisturbed run, bit for bit. A rank that is killed ends the job; resumed, it
-reaches the same weights.
+The law: whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and
+bytes, bit for bit. A rank that is killed ends the job; resumed, it reaches the same weights.
 """
 
 from __future__ import annotations
