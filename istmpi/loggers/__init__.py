@@ -1,4 +1,4 @@
-"""``--log``: a run's records told to other programs, by a `Watch` for each; a new one is a file here and a line below."""
+"""``--log``: a run's records told to other programs, by a `Watch` each; a new one is a file here and a line below."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw and save in, without a user's settings of matplotlib or its warnings; ImportError without it."""
+    """A context to draw in, without a user's settings of matplotlib or its warnings; ImportError without it."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs, as in MPI."""
+"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs."""
 
 from __future__ import annotations
 

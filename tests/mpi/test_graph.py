@@ -9,8 +9,8 @@ from live_bytes import LiveBytes
 from small import assert_same_bits, own_run, whole
 
 from istmpi.cost import round_bytes
-from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.cost.evaluation import evaluation_plan
+from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.gat import GAT
