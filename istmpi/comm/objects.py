@@ -1,4 +1,4 @@
-"""Python objects in slots of one size: an object's length, and the object where it fits; small ones need one message."""
+"""Python objects in slots of one size: an object's length, and the object where it fits: one message for small ones."""
 
 import pickle
 from typing import Any
