@@ -14,7 +14,7 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
-from istmpi.comm.traffic import Sent, Traffic
+from istmpi.comm.traffic import Traffic
 
 __all__ = [
     "PASSED_ON",
@@ -24,7 +24,6 @@ __all__ = [
     "Communicator",
     "Backoff",
     "HangWatch",
-    "Sent",
     "Traffic",
     "abort_at_exit",
     "announce",

@@ -6,7 +6,6 @@ every rank's copy is, and so is the mean, which all decode from the same bytes.
 """
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -138,12 +137,9 @@ class _Moving:
         self._in_background = False
         self._called_back = threading.Event()
         self._bytes_sent = 0
-        self._began = self._ended = 0.0
-        """The times when the first segment was put, and the last one done."""
 
     def put(self, segment: "_Segment") -> None:
         """Add a segment that nobody touches until `finish`."""
-        self._began = self._began or time.perf_counter()
         self._waiting.append(segment)
 
     @property
@@ -164,7 +160,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.traffic.add(self._bytes_sent, "ring all-reduce", self._began, self._ended)
+            self._communicator.traffic.add(self._bytes_sent)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()
@@ -184,8 +180,6 @@ class _Moving:
         self._bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
-        if not self.busy:
-            self._ended = time.perf_counter()
         return any(moved)
 
 

@@ -7,7 +7,6 @@ and `Whereabouts` knows meanwhile for whom the rank waits.
 
 import pickle
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
@@ -59,14 +58,13 @@ class Communicator:
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
         """Send every rank's message to every other, as bytes."""
-        began = time.perf_counter()
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
         else:
             byte = self._library.BYTE
             self._finish(self.mpi.Ialltoallv([*send, byte], [*receive, byte]), "alltoallv")
-        self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
+        self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
         """Join all ranks' flat arrays, one after the other: rank r's has ``counts[r]`` elements; any dtype."""
@@ -75,9 +73,9 @@ class Communicator:
         result = np.empty(sum(counts), dtype=part.dtype)
         sent, received = np.ascontiguousarray(part).view(np.uint8), result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
-            began, byte = time.perf_counter(), self._library.BYTE
+            byte = self._library.BYTE
             self._finish(self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte]), "allgatherv")
-            self.traffic.add(sent.nbytes * (self.size - 1), "allgatherv", began)
+            self.traffic.add(sent.nbytes * (self.size - 1))
         else:
             received[starts[self.rank] :][: sent.nbytes] = sent
             for rank, (start, nbytes) in enumerate(zip(starts, lengths, strict=True)):
@@ -86,12 +84,12 @@ class Communicator:
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
         """Overwrite ``values`` (contiguous) by the root's, in place."""
-        flat, began = values.reshape(-1).view(np.uint8), time.perf_counter()
+        flat = values.reshape(-1).view(np.uint8)
         for start in range(0, flat.nbytes, LARGEST_CALL):
             piece = flat[start : start + LARGEST_CALL]
             self._finish(self.mpi.Ibcast([piece, self._library.BYTE], root=root), "broadcast")
         if self.rank == root:
-            self.traffic.add(values.nbytes * (self.size - 1), "broadcast", began)
+            self.traffic.add(values.nbytes * (self.size - 1))
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""
@@ -102,7 +100,6 @@ class Communicator:
 
     def exchange(self, peer: int, sent: np.ndarray, received: np.ndarray) -> None:
         """Send to a rank and receive as much from it, both contiguous. Each rank of a pair names the other."""
-        began = time.perf_counter()
         receive = self.start_receive(received.view(np.uint8), peer, 0)
         requests = [receive, self.start_send(sent.view(np.uint8), peer, 0)]
 
@@ -111,7 +108,7 @@ class Communicator:
             return self.all_done(requests)
 
         self._wait(done, "sendrecv", [self.ranks[peer]])
-        self.traffic.add(sent.nbytes, "sendrecv", began)
+        self.traffic.add(sent.nbytes)
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
         """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
@@ -250,12 +247,10 @@ class Communicator:
         everyone = self.mpi.Get_group()
         group = everyone.Incl(ranks)
         some = self._with(self.mpi.Create_group(group), [self.ranks[rank] for rank in ranks])
-        some.traffic.followers = self.traffic.followers
         try:
             yield some
         finally:
-            self.traffic.bytes += some.traffic.bytes
-            self.traffic.calls += some.traffic.calls
+            self.traffic.add(some.traffic.bytes, some.traffic.calls)
             for made in (some.mpi, group, everyone):
                 made.Free()
 
