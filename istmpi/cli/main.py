@@ -27,7 +27,6 @@ COMMANDS = {
     "report": False,
     "runs": False,
     "settings": False,
-    "demo": False,
     "costmodel": False,
     "measure": True,
     "model": False,
@@ -167,7 +166,6 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
-    "--reckon": "; the demo always predicts: leave it out.",
     "--csv": "; use --json.",
     "--plot": "; use --html, whose page has the pictures.",
     "--profile": "; metrics.jsonl has each phase and rank.",
