@@ -62,9 +62,6 @@ class Request:
             self.take(status)
         return True
 
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        return (True, self.value) if self.Test(status) else (False, None)
-
     def wait(self, status: Status | None = None) -> Any:
         self.Wait(status)
         return self.value
@@ -85,21 +82,6 @@ class Request:
         for number in done:
             requests[number].take()
         return done
-
-    @staticmethod
-    def Waitall(requests: Sequence[Request]) -> None:
-        active = [request for request in requests if not request.null]
-        if active:
-            active[0].network.call(active[0].rank, "Waitall")
-        for request in active:
-            request.network.wait(request)
-        for request in active:
-            request.take()
-
-    @classmethod
-    def waitall(cls, requests: Sequence[Request]) -> list[Any]:
-        cls.Waitall(requests)
-        return [request.value for request in requests]
 
 
 class Group:
