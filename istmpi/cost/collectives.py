@@ -148,12 +148,6 @@ def _share(held: Holdings) -> Load | None:
     )
 
 
-def _halving_doubling(held: Holdings) -> Load:
-    sent = 2 * (held.ranks - 1) * held.network_bytes
-    messages = 2 * (held.ranks - 1).bit_length()
-    return Load("allreduce", sent, messages, busiest=Fraction(sent, held.ranks))
-
-
 def _all_gather(held: Holdings) -> Load:
     busiest = (held.ranks - 1) * held.network_bytes
     return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
@@ -232,7 +226,6 @@ COLLECTIVES = {
     "share": Collective(_share),
     "all-reduce": Collective(_ring, _reduced),
     "all-gather": Collective(_all_gather, _gathered),
-    "halving-doubling": Collective(_halving_doubling),
     "fragments": ByRun(_fragments),
     "largest": ByRun(_largest),
 }

@@ -36,7 +36,6 @@ STYLES = {
     # Another program's way of the same method has its colour, another line and another marker.
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
-    "data-parallel-halving-doubling": Style(INK, ">", ":"),
     "pytorch-ddp": Style(INK, "d", "-."),
     "pytorch-local-sgd": Style(ORANGE, "p", "--"),
 }

@@ -28,15 +28,12 @@ def scenario(cluster=PLAIN, shared_batch=False, **settings):
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_reduces_take_what_the_formulas_say(ranks):
-    """Ring 2(P-1)(α + βm/P); halving-doubling 2α log2 P + 2βm(P-1)/P; both behind two thirds of the step."""
+    """Ring 2(P-1)(α + βm/P), behind two thirds of the step."""
     plan = scenario().cost("data-parallel", ranks)
     step = step_seconds(plan.largest, PLAIN)
     assert step == pytest.approx((6 * 512 * 36_800_000 - 2 * 512 * 4_000_000) / SPEED)
     ring = 2 * (ranks - 1) * (ALPHA + BETA * BYTES / ranks)
     assert round_time(plan, PLAIN).transfer == pytest.approx(10 * max(ring - BACKWARD_SHARE * step, 0))
-    doubling = 2 * ALPHA * {2: 1, 4: 2, 8: 3}[ranks] + 2 * BETA * BYTES * (ranks - 1) / ranks
-    found = round_time(scenario().cost("data-parallel-halving-doubling", ranks), PLAIN)
-    assert found.transfer == pytest.approx(10 * max(doubling - BACKWARD_SHARE * step, 0))
     server = 2 * (ranks - 1) * (ALPHA + BETA * BYTES)
     assert round_time(scenario().cost("data-parallel-broadcast", ranks), PLAIN).transfer == pytest.approx(10 * server)
 
