@@ -65,7 +65,6 @@ def require_valid(path: Path, communicator: Communicator) -> None:
 
 
 def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """List the checkpoints that can be opened, the one that got furthest first."""
     positions = []
     for path in listed(folder):
         try:
@@ -97,7 +96,7 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
 
 
 def _position(path: Path) -> tuple[float, float]:
-    """Return how far training had got; a file that says so neither inside nor by its name comes behind all others."""
+    """Return how far training had got; a file that does not say so comes behind all others."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position

@@ -213,7 +213,6 @@ class Checkpoint:
             raise DataError(f"{self.path}: damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        """Find what is missing or misshapen beside the parameters; each group is there as a whole or not at all."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
         slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters

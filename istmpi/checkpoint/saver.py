@@ -20,7 +20,6 @@ from istmpi.files import sync, temporary
 from istmpi.foreign import reason
 
 _CALL = "checkpoint"
-"""The call in which a rank stands that waits for a checkpoint."""
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:

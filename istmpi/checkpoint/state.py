@@ -25,7 +25,6 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
-    """Yield this rank's rows of every parameter and slot."""
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
         yield Piece(

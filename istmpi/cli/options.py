@@ -16,7 +16,6 @@ def flag(name: str, help: str) -> Decorator:
 
 
 def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
-    """An option with a value; help shows its default."""
     return click.option(name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings)
 
 

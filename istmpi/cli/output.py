@@ -47,7 +47,6 @@ def note(text: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a tree of plain values, in which fractions become numbers and paths texts."""
     print(
         json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
     )

@@ -149,8 +149,6 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
 
 @dataclass(frozen=True)
 class Showing:
-    """The command line's wishes for what a run prints."""
-
     progress: str | None = None
     """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
     quiet: bool = False
@@ -160,7 +158,7 @@ class Showing:
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
-        """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""
+        """Say at once, on the first rank, that a command has begun: loading takes seconds."""
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
             many = counted(ranks, "rank")

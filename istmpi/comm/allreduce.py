@@ -139,7 +139,6 @@ class _Moving:
         self._bytes_sent = 0
 
     def put(self, segment: "_Segment") -> None:
-        """Add a segment that nobody touches until `finish`."""
         self._waiting.append(segment)
 
     @property
@@ -168,7 +167,6 @@ class _Moving:
             backoff.wait_unless(self._advance())
 
     def _advance(self) -> bool:
-        """Do what can be done now; true if that was anything."""
         # Most looks find nothing, and ranks share cores: such a look does no more than that.
         progress = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:

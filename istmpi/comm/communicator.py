@@ -163,7 +163,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to agree on the largest of all ranks' values; call the result to wait for it."""
+        """Begin to agree on the largest of all values; call the result to wait for it."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 

@@ -160,7 +160,6 @@ def all_here(where: str, waited: float) -> str:
 def lines(
     absent: Sequence[Missing], waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> dict[tuple[int, str], str]:
-    """The lines about all missing ranks, by rank and reason, or the one where nobody is missing."""
     by_rank = {(each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent}
     return by_rank or {(-1, ""): all_here(where, waited)}
 

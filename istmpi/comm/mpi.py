@@ -20,7 +20,6 @@ def stand_in() -> Any:
 
 
 def stand_in_here(library: Any) -> None:
-    """Make this thread a simulated rank."""
     _this_thread.library = library
 
 
@@ -120,7 +119,6 @@ THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 def thread_level() -> str:
-    """The one of `THREAD_LEVELS` that the library grants."""
     MPI = library_here()
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return THREAD_LEVELS[levels.index(MPI.Query_thread())]

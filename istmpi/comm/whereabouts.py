@@ -46,7 +46,6 @@ class Whereabouts:
         self.restart()
 
     def restart(self) -> None:
-        """Forget rounds and phases: another run begins."""
         self.phase = SETTING_UP
         self.round: int | None = None
         """The round that it is in, from 1; None before the first."""
@@ -97,7 +96,6 @@ class Whereabouts:
         self.local_step, self._stepping, self.moved = local_step, self.phase, time.monotonic()
 
     def heartbeat(self) -> None:
-        """Note progress within what takes long, such as a batch of an evaluation."""
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:

@@ -23,8 +23,6 @@ from istmpi.engine.route import Leg
 
 @dataclass(frozen=True)
 class Load:
-    """The demand of one use of a collective."""
-
     link: str
     """The measured link of a cluster that gives its time: alltoallv | allreduce."""
     sent: Number
@@ -99,10 +97,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that.
-
-    Ranks wait for each of the two that takes longer than its steps; the one does not make up for the other.
-    """
+    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -136,7 +131,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(held: Holdings) -> Load | None:
-    """Return a round's part of the ring that every so many rounds averages what stays on all ranks undealt."""
+    """Return a round's part of the ring that averages undealt parameters every so many rounds."""
     if not held.shared_every:
         return None
     load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every

@@ -33,7 +33,6 @@ class Flops:
     normalisation: Number
     optimizer: Number
     product_count: int
-    """Matrix products, of all three kinds."""
     lookups: Number = 0
     """Sums of bags of rows of a table, and the gradients of these rows. PyTorch counts none of it."""
 
@@ -63,8 +62,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class PartCost:
-    """The holdings and the work of each of some ranks."""
-
     part: Part
     elements: Number
     flops: Flops

@@ -31,15 +31,12 @@ FLOPS_A_BYTE = 100
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
-"""Bytes of the totals of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
 """Bytes that a rank sends about its part of an example's labels."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters that are sharded together, because leaves share them."""
-
     names: tuple[str, ...]
     nbytes: int
     gathered: int

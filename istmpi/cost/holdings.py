@@ -81,7 +81,6 @@ class Holdings:
         self.parts = [Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans]
 
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
-        """Neighbouring ranks with equal blocks, and the size of their block of every group."""
         if shares is None:
             # The first L mod P ranks have a unit more.
             apart = [name for name in self.groups if name not in self.overlapping]
@@ -149,7 +148,6 @@ class Holdings:
         return tensors
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return these parameters and the slots that are counted with them."""
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:

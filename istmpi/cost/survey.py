@@ -57,7 +57,6 @@ class Scenario:
 
 
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
-    """Return a row for every method and number of ranks that its deal can serve."""
     alone = scenario.alone()
     return [
         _row(scenario, method, count, alone)

@@ -51,7 +51,6 @@ class Exchange:
 
 
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
-    """List the sendings of each time, one after the other; ``cost.sends`` times a round."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
     of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
     exchanged = []

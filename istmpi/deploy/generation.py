@@ -61,10 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """The next token's logits by a network for text: from its cache, where its ``forward`` takes one.
-
-    Any other network gets a whole window each time, filled up behind the tokens, which changes nothing before them.
-    """
+    """The next token's logits by a network for text: from a cache, where its ``forward`` takes one, else of a window."""
     cache: list = []
     seen: list[int] = []
 

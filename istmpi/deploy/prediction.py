@@ -40,7 +40,6 @@ class Predicted(NamedTuple):
 
 
 def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predicted]:
-    """The examples and the network's outputs for them, in order."""
     for names, x in blocks:
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)

@@ -112,10 +112,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """The program of a module for any number of examples like ``x``, which has `EXAMPLES` of them.
-
-    ConfigError where PyTorch cannot make one, or makes another.
-    """
+    """The program of a module for any number of examples like the `EXAMPLES` of ``x``; ConfigError if none."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():

@@ -33,7 +33,6 @@ def library(communicator: Communicator) -> list[Finding]:
 
 
 def cores(communicator: Communicator) -> list[Finding]:
-    """The cores that the ranks of each host may use: whether some are shared or idle. Collective."""
     with communicator.on_this_host() as local:
         here = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
     return list(spread(communicator.allgather(here)))

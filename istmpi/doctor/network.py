@@ -25,7 +25,6 @@ def interfaces(communicator: Communicator) -> list[Finding]:
 
 
 def judged(by_host: dict[str, tuple[list[str], list[str]]], chosen: dict[str, str]) -> Finding:
-    """The verdict on the hosts' interfaces, their fast devices and the variables that choose among them."""
     interfaces, fast = next(iter(by_host.values()))
     fact = ", ".join(interfaces) or "loopback only"
     fact += f"; InfiniBand or alike: {', '.join(fast)}" * bool(fast)

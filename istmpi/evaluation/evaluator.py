@@ -133,7 +133,6 @@ class Evaluator:
         return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split) -> Score:
-        """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
         ranking, labels = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:

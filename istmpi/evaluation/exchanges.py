@@ -132,6 +132,5 @@ class OwnExamples:
 
 
 def owned_rows(leaf: Leaf, store: ParameterStore) -> list[range]:
-    """The rows of a leaf's weight that each rank owns."""
     length = store.parameters[leaf.names["weight"]].pattern.axes[0].length(store.owners.lengths)
     return [store.owners.rows(length, rank) for rank in range(store.owners.ranks)]

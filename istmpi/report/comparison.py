@@ -98,7 +98,6 @@ class Comparison:
         return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
-        """Seconds by phase, the mean over repeats and ranks."""
         there = [curve.phases for curve in group.curves if curve.phases]
         names = dict.fromkeys(name for phases in there for name in phases)
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
@@ -119,7 +118,6 @@ class Comparison:
 
 
 def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
-    """The places of the best medians; none where there is nothing to choose from."""
     medians = [spread.median for spread in spreads]
     there = list(filter(math.isfinite, medians))
     if not there or len(set(medians)) < 2:
@@ -131,7 +129,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
     """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
 
-    DataError when they cannot be compared, ConfigError for a target that the score cannot have.
+    DataError for runs that cannot be compared, ConfigError for a target that the score cannot have.
     """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
@@ -192,8 +190,7 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
     """The best score that all runs reach, those with a quarter and with half more error; three digits.
 
-    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1. Runs that failed or are not finished count only
-    where there are no others.
+    Runs that failed or are not finished count only where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there

@@ -63,8 +63,7 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
 
-    DataError for one that is none of these, or damaged. ``left_out`` is called instead for each damaged one that a
-    folder has beside others which can be read.
+    DataError for one that is none of these; ``left_out`` is called instead for a damaged one beside others.
     """
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):

@@ -138,7 +138,6 @@ def _each(values: Sequence[int]) -> str:
 
 
 def _phases(comparison: Comparison) -> Rows:
-    """Seconds of each phase and its share of the training time."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     totals = [sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK) for phases in by_group]
     rows = []

@@ -56,7 +56,6 @@ PHASES = {
 }
 """The phases in the order of a round: shades of cividis, no two equally light, neighbours far apart."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
-"""Colours of other programs' phases."""
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

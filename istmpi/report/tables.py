@@ -89,7 +89,6 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:
-    """The learning rate of a run of ``steps`` local steps, in words."""
     words = [f"{optimizer.lr:g}"]
     if optimizer.warm_up:
         words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
@@ -120,7 +119,6 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _speed,
 }
-"""The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
 

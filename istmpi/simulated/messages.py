@@ -25,7 +25,6 @@ class Message:
     number: int
     """The place among the messages of its sender to its receiver."""
     values: np.ndarray | bytes
-    """The sender's own memory, as long as the message waits there."""
     sent: Request
     lost: bool = False
 
@@ -95,7 +94,6 @@ class Mail:
         self._network.stir(message.destination)
 
     def receive(self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None) -> Request:
-        """Begin to receive a message: bytes, or without a place for them a Python object's."""
         network, box = self._network, self.box(context, rank)
         request = Request(network, rank, f"a receive with {'any tag' if tag == ANY_TAG else f'tag {tag}'}")
         receive = Receive(source, tag, into, request)

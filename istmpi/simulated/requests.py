@@ -26,7 +26,6 @@ class Request:
         self.network, self.rank, self.words = network, rank, words
         self.done = self.null = network is None
         self.value: Any = None
-        """The object that arrived, of a call for Python objects."""
         self.needs: Callable[[], set[int]] = set
         """The ranks of the world without which it cannot end, as it is now."""
         self.status = Status()

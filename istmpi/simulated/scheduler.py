@@ -117,7 +117,6 @@ class Scheduler:
     # ---- for the thread that runs all
 
     def run(self, work: Callable[[Task], None]) -> None:
-        """Carry out all tasks, each in a thread of its own, until they are done or the job is over."""
         for task in self.tasks:
             task.thread = threading.Thread(target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True)
             task.thread.start()

@@ -60,7 +60,6 @@ class Reached:
     bytes: int
 
     def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
-        """The values in which another result differs, in words; empty where there are none."""
         names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return ", ".join(f"{name} {value}, not {expected}" for name, expected, value in pairs if value != expected)
