@@ -167,6 +167,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--csv": "; use --json.",
+    "--writer": "; it is --set checkpoint.writer=NAME.",
     "--plot": "; use --html, whose page has the pictures.",
     "--profile": "; metrics.jsonl has each phase and rank.",
     "--exit-threshold": "; predictions are those of the last exit.",

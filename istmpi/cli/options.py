@@ -26,16 +26,9 @@ def whole(
 
 
 def real(
-    name: str,
-    metavar: str,
-    help: str,
-    least: float | None = None,
-    largest: float | None = None,
-    above: bool = False,
-    **settings: Any,
+    name: str, metavar: str, help: str, least: float | None = None, largest: float | None = None, **settings: Any
 ) -> Decorator:
-    """An option with a number; ``above``: it is above the least one."""
-    return text(name, metavar, help, type=FiniteRange(least, largest, min_open=above), **settings)
+    return text(name, metavar, help, type=FiniteRange(least, largest), **settings)
 
 
 as_json = flag("--json", "Print JSON for other programs.")

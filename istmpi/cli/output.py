@@ -78,15 +78,6 @@ class _Lines:
             self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
 
 
-class Counter:
-    def __init__(self, report: Report, total: int, stage: str = ""):
-        self._report, self._total, self._done, self.stage = report, total, 0, stage
-
-    def __call__(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._report(self.stage, self._done, self._total)
-
-
 def verify(
     paths: Sequence[Path],
     opened: Callable[[Path], AbstractContextManager[Any]],
@@ -100,12 +91,18 @@ def verify(
     """
     results = []
     with progress(in_bytes=True) as report:
+
+        def read(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            report(path.name, done, file.nbytes)
+
         for path in paths:
-            problems, verdict = [], "valid"
+            problems, verdict, done = [], "valid", 0
             try:
                 with opened(path) as file:
                     verdict += unguarded * (file.version == 1)
-                    for problem in file.errors(read=Counter(report, file.nbytes, path.name)):
+                    for problem in file.errors(read=read):
                         problems.append(f"{path}: damaged: {problem}.")
             except DataError as error:
                 if path in listed and not path.exists():

@@ -51,7 +51,6 @@ OPTIONS = {
     "--evaluate-every": ("evaluate.every", "N"),
     "--checkpoint-every": ("checkpoint.every", "N"),
     "--keep": ("checkpoint.keep", "N"),
-    "--writer": ("checkpoint.writer", "NAME"),
     "--threads": ("train.threads", "N|auto"),
     "--out": ("output.folder", "FOLDER"),
 }

@@ -15,29 +15,3 @@ from istmpi.comm.mpi import (
     threads_may_call,
 )
 from istmpi.comm.traffic import Traffic
-
-__all__ = [
-    "PASSED_ON",
-    "STAGING_BYTES",
-    "THREAD_LEVELS",
-    "WHILE_LOADING",
-    "Communicator",
-    "Backoff",
-    "HangWatch",
-    "Traffic",
-    "abort_at_exit",
-    "announce",
-    "current_rank",
-    "handshake",
-    "launched",
-    "final_barrier",
-    "library",
-    "lost_connection",
-    "agree_on_error",
-    "speaks",
-    "start",
-    "terminal_columns",
-    "thread_level",
-    "threads_may_call",
-    "world",
-]

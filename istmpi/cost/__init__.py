@@ -4,5 +4,3 @@ from istmpi.cost.counts import Cost, cost, phase_costs
 from istmpi.cost.one_round import round_bytes, run_bytes
 from istmpi.cost.pairs import pair_bytes
 from istmpi.cost.rivals import RIVALS, counted
-
-__all__ = ["RIVALS", "Cost", "cost", "counted", "pair_bytes", "phase_costs", "round_bytes", "run_bytes"]

@@ -175,10 +175,6 @@ class Holdings:
         return sum(parameter.size(self.lengths) for parameter in self.parameters.values())
 
     @cached_property
-    def held_bytes(self) -> Number:
-        return self.taking_part * sum(len(part.ranks) * self.bytes(part) for part in self.parts)
-
-    @cached_property
     def held_elements(self) -> Number:
         return self.taking_part * sum(
             len(part.ranks) * parameter.size(part.lengths)

@@ -61,7 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """The next token's logits by a network for text: from a cache, where its ``forward`` takes one, else of a window."""
+    """The next token's logits by a network for text: from a cache, where its ``forward`` takes one, or a window."""
     cache: list = []
     seen: list[int] = []
 

@@ -15,20 +15,6 @@ from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, K
 from istmpi.simulated.network import KILLED, Context, Network
 from istmpi.simulated.scheduler import Ended, Task
 
-__all__ = [
-    "DELAYS",
-    "KILLED",
-    "KILLS",
-    "KINDS",
-    "SLOW",
-    "STOPS",
-    "Faults",
-    "Kill",
-    "Outcome",
-    "Stop",
-    "simulate",
-]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -21,9 +21,9 @@ KILLS = 4
 RUN = ["train", "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
 RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]
 RUN += ["--set", "optimizer.momentum=0.5", "--resume", "auto"]
-IN_TURNS = [["--writer", "direct"], ["--writer", "direct", "--sync-checkpoints"]]
+IN_TURNS = [["--set", "checkpoint.writer=direct"], ["--set", "checkpoint.writer=direct", "--sync-checkpoints"]]
 if h5py.get_config().mpi:
-    IN_TURNS += [["--writer", "mpio"], ["--writer", "mpio", "--sync-checkpoints"]]
+    IN_TURNS += [["--set", "checkpoint.writer=mpio"], ["--set", "checkpoint.writer=mpio", "--sync-checkpoints"]]
 
 
 def model(path):

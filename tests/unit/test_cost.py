@@ -264,7 +264,7 @@ def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
     for rank, part in by_rank.items():
         assert part.lengths == narrowed(network.lengths, network.parameters, deal.held(rank))
     one_way = pair_bytes(network.parameters, owners, deal)
-    assert held.held_bytes == one_way.sum()
+    assert held.held_elements * 4 == one_way.sum()
     assert held.owned_bytes >= max(
         sum(one.itemsize * np.prod([len(owners.positions(a, i, r)) for i, a in enumerate(one.pattern.axes)])
             for one in network.parameters.values())
