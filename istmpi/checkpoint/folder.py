@@ -12,11 +12,8 @@ from istmpi.comm import Communicator
 from istmpi.errors import DataError, OutputError
 
 FOLDER = "checkpoints"
-"""The folder, inside a run's folder, of the checkpoints that training can resume from."""
 NETWORK = "network.h5"
-"""The trained network, the last checkpoint of all, in a run's folder."""
 BEST = "best.h5"
-"""The network that scored best on the validation split, in the folder of a run that asks for it."""
 
 _PATTERN = "round-*.h5"
 _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")

@@ -75,7 +75,6 @@ class TrainingDisplay(Watch):
     """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
 
     every_evaluation = True
-    """Print a line for each evaluation, not just one every few seconds."""
 
     def __init__(self, showing: Showing | None = None) -> None:
         self._showing = showing = showing or Showing()

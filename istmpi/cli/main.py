@@ -212,7 +212,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")
-    elif comm.speaks():
+    elif rank == 0:
         _say(f"istmpi: {one_line(error)}")
     if error.everywhere:
         comm.final_barrier()

@@ -54,7 +54,6 @@ OPTIONS = {
     "--threads": ("train.threads", "N|auto"),
     "--out": ("output.folder", "FOLDER"),
 }
-"""The setting of each option, and the name of its value in help."""
 
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
 

@@ -133,7 +133,6 @@ class Int8:
 
 
 CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
-"""The forms of method.wire, beside float32."""
 
 
 def value_bytes(form: str, itemsize: int) -> int:

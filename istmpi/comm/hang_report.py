@@ -27,7 +27,6 @@ _STATES = {
 """The meaning of the system's letter for a process; empty where there is no such process."""
 
 _FOLDER = "stacks"
-"""The folder, in a run's own, with what the threads of each rank did when the job ended because one was stuck."""
 _SECONDS_TO_WRITE = 3.0
 """The disk may be what the job hangs on."""
 

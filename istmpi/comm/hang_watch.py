@@ -36,7 +36,6 @@ from istmpi.errors import StuckError
 
 _TICK = 0.25
 _SHORT_TICK = 0.05
-"""Seconds between two looks while answers are awaited."""
 _BEAT = 1.0
 _ANSWERS = 3.0
 """Seconds at most that ranks have to answer, and to hand in their stacks."""
@@ -47,7 +46,6 @@ _BY_FORCE = 10.0
 """Seconds after which a rank that knows of the end ends by itself."""
 
 WHILE_LOADING = "Nothing is trained yet: start the same command again."
-"""The cure of a watch before a run has its own."""
 
 Seen = dict[int, tuple[Sighting, float]]
 """Each rank's last sighting, with its time, or in messages its age in seconds."""

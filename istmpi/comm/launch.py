@@ -133,10 +133,6 @@ def current_rank() -> int:
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
-def speaks() -> bool:
-    return current_rank() == 0
-
-
 def agree_on_error(error: IstmpiError) -> IstmpiError:
     """Bring an error of this rank to the others; ``everywhere`` is set on what is returned if all ranks now know."""
     MPI = mpi.if_up()

@@ -14,7 +14,6 @@ from istmpi.errors import ConfigError
 from istmpi.signals import receiver
 
 FILE = "STOP"
-"""A file of this name in the run's folder asks the run to stop."""
 
 _FILE_REASON = "the file "
 

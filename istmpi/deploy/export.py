@@ -25,7 +25,6 @@ from istmpi.files import appearing, require_free
 from istmpi.models.architecture import Architecture
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
-"""The files of an export by their names, each with its writer; the first one may refer to the second."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 FITTED_ON = 64
-"""The number of training examples that a scale is fitted on."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import torch
 
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
-"""The number of times that the interval between the logarithms of these is halved."""
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:

@@ -19,7 +19,6 @@ WIDTH, HEIGHT = 4.8, 3.5
 """Inches of one panel, whose letters are large enough on a telephone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
-"""The words and the units of each cost that the score is drawn against, by its name in a `Point`."""
 SPLIT = "Where the time went"
 
 

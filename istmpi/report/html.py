@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi import __version__
-from istmpi.files import appearing
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
@@ -58,11 +57,6 @@ def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: st
 {_body(comparison, pictures)}<p class="made">{escape(made)}</p>
 </body></html>
 """
-
-
-def write(text: str, path: Path) -> None:
-    with appearing(path) as file:
-        file.write(text.encode())
 
 
 def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:

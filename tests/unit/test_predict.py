@@ -21,7 +21,7 @@ from istmpi.comm import world
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.prediction import Predicted, lines
+from istmpi.deploy.prediction import lines
 from istmpi.errors import DataError
 from istmpi.training.run import run_training
 
@@ -197,5 +197,5 @@ def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
 
 
 def test_a_name_that_a_column_of_answers_has_already():
-    (text,) = lines([Predicted([0], np.ones((1, 2), np.float32))], None, 2, False, "jsonl", named=("example", "b"))
+    (text,) = lines([([0], np.ones((1, 2), np.float32))], None, 2, False, "jsonl", named=("example", "b"))
     assert json.loads(text) == {"example": 0, "outputs": {"example": 1.0, "b": 1.0}}

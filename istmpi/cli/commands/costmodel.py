@@ -9,7 +9,7 @@ import click
 from rich.markup import escape
 
 from istmpi.cli import quantities
-from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
+from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
 from istmpi.cli.options import as_json, real, text, whole
 from istmpi.cli.output import console, print_json, say
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
@@ -86,7 +86,7 @@ def command(
             shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
     else:
         resolved = resolve(run, assignments, given)
-    planned = described(resolved, layers, shape, Sizes(row_features, nodes, degree))
+    planned = described(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)
     if advice:

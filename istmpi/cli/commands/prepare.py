@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from istmpi.data.prepare import Report
 
 NAMED = 12
-"""Classes that are all named with their numbers of examples."""
 
 
 @click.command("prepare")

@@ -70,7 +70,8 @@ def tree_of(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
-    from istmpi.report.html import made, page, write
+    from istmpi.files import appearing
+    from istmpi.report.html import made, page
 
     try:
         from istmpi.report.comparison_plots import pictures
@@ -78,5 +79,6 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
         drawn = pictures(comparison)
     except ImportError:
         drawn = None
-    write(page(comparison, drawn, title, made()), path)
+    with appearing(path) as file:
+        file.write(page(comparison, drawn, title, made()).encode())
     say(f"written: {path}", err=True)
