@@ -114,17 +114,6 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
         assert lines[0] == lines[1]
 
 
-def test_the_rehearsal_of_fedavg_is_a_single_pass(compared, monkeypatch):
-    passes, of_pass = set(), Batches.of_pass
-    monkeypatch.setattr(Batches, "of_pass", lambda self, *place: passes.add(place[0]) or of_pass(self, *place))
-    compared(["fedavg"], method__epochs=3, train__batch=500).rehearse()
-    assert passes == {0}
-
-
-def test_the_rehearsal_is_too_short_for_a_warm_up(compared):
-    compared(["local-sgd"], optimizer__warm_up=9).rehearse()
-
-
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
     fetched, finished = [], []
     fetch, run = Codistillation._fetch_others, IST.run
@@ -297,8 +286,3 @@ def test_without_out_the_first_folder_that_fits(compared, shared_tmp, monkeypatc
     first.run_training()
     assert str(compared(["ist", "local-sgd"], output__folder="").folder) == "runs/compare-digits"
     assert str(compared(["ist"], output__folder="", optimizer__lr=0.2).folder) == "runs/compare-digits-2"
-
-
-def test_an_unknown_method_is_refused(compared):
-    with pytest.raises(ConfigError, match="--methods: 'lst' is not known; did you mean ist?"):
-        compared(["ist", "lst"])

@@ -6,7 +6,6 @@ import shutil
 import h5py
 import pytest
 
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.summary import files
 from istmpi.cli import output
 
@@ -128,10 +127,3 @@ def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_fol
     missing = run_folder / "checkpoints/round-00000003.h5"
     code, out, _ = istmpi_command("checkpoint", "verify", missing)
     assert code == 2 and f"{missing}: there is no such file" in out, "a file that was named is not passed over"
-
-
-def test_progress_comes_to_the_end(checkpoints):
-    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
-        read = []
-        assert list(checkpoint.errors(read=read.append)) == []
-        assert sum(read) == checkpoint.nbytes > 9000
