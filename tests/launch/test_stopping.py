@@ -137,19 +137,6 @@ def test_the_end_of_the_jobs_time_stops_the_run(mpirun, tmp_path):
     assert result.returncode == 75 and "stopped by the end of the job's time" in result.stderr
 
 
-def test_without_a_known_end_of_time_nothing_is_trained(mpirun, tmp_path):
-    result = mpirun(2, "istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
-    assert result.returncode == 2 and "SLURM_JOB_END_TIME" in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_end_of_time_that_is_no_time_is_told_once(refused, tmp_path):
-    commands = ([verb, "--out", tmp_path / "run", "--stop-before-walltime", "1"] for verb in ("train", "compare"))
-    for said in refused(2, *commands, env={"SLURM_JOB_END_TIME": "nan"}):
-        assert "SLURM_JOB_END_TIME = 'nan' must be the Unix time" in said
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("answer, code", [("date -d '+1 minute' +%Y-%m-%dT%H:%M:%S", 75), ("exit 1", 2)])
 def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     squeue = tmp_path / "squeue"

@@ -342,14 +342,6 @@ def test_dollars_in_names_are_no_mathematics(tmp_path):
     assert (tmp_path / "x.png").is_file()
 
 
-def test_names_in_a_curve_reach_the_terminal_escaped(tmp_path, istmpi_command):
-    made = curve("a\x1b[31m", [0.1, 0.2], name="two\nlines", problem="\x9b31m", settings={"x\x1b": "\x1b"})
-    made.save(tmp_path / "curve.json")
-    curve("other", [0.1], settings={"x\x1b": "y"}).save(tmp_path / "other.json")
-    code, out, err = istmpi_command("report", tmp_path / "curve.json", tmp_path / "other.json")
-    assert code == 0 and r"a\x1b[31m" in out and not re.search(r"[\x1b\x9b]", out + err)
-
-
 @pytest.mark.parametrize("words", [("slurm", "digits", "--modules"), ("ec2", "digits", "--instances", "1", "--key")])
 def test_a_script_has_no_signs_that_nobody_sees(istmpi_command, words):
     for value in ("\x1b[31m", "\x9b", "\udcff"):

@@ -1,7 +1,6 @@
 """What a run costs: the paper's golden values, plans and counters to the byte, and naive sums for every closed form."""
 
 from fractions import Fraction
-from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
 from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes
-from istmpi.cost.collectives import COLLECTIVES
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import FIGURE_2
 from istmpi.engine.axes import Parameter, Pattern, narrowed
@@ -22,7 +20,6 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
-from istmpi.methods.base import Method
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import architecture, mlp_network
 
@@ -315,38 +312,6 @@ def test_the_share_of_the_network_that_is_trained_in_a_round():
 
 
 # ---- every method, and what is refused
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_class_of_a_method_is_what_is_said_of_it(method):
-    spec, kind = METHODS[method], METHODS[method].load()
-    assert issubclass(kind, Method)
-    assert spec.in_passes == (kind.steps is not Method.steps)
-    assert {*spec.sends, *spec.sends_at_start} <= {*COLLECTIVES}
-
-
-def test_what_is_dealt_out_and_kept_follows_from_the_run():
-    network = mlp_network(6, (12, 8), 4)
-    names = tuple(METHODS)
-    for name, state, partition in product(names, ("reset", "carry"), (None, ("hidden2",))):
-        settings = {"method.name": name, "method.optimizer_state": state, "optimizer.name": "adam"}
-        wanted = run().override(settings | ({"method.partition": partition} if partition else {}))
-        dealt = (partition or network.groups) if name == "ist" else ()
-        assert METHODS[name].groups(wanted, network) == dealt
-        carries = state == "carry" or METHODS[name].always_carries
-        velocity = ("velocity",) if name in ("diloco", "streaming-diloco") else ()
-        assert METHODS[name].slots(wanted) == ("exp_avg", "exp_avg_sq") * carries + velocity
-
-
-@pytest.mark.parametrize("lr, momentum", [(1.0, 0.0), (0.5, 0.0), (1.0, 0.9), (None, None)])
-def test_an_outer_step_follows_where_a_method_takes_one(lr, momentum):
-    given = {"method.outer_lr": lr, "method.outer_momentum": momentum} if lr else {}
-    for name, spec in METHODS.items():
-        own = {"diloco": (0.7, 0.9), "streaming-diloco": (0.7, 0.9)}.get(name, (1.0, 0.0))
-        takes = name in ("ist", "local-sgd", "diloco", "streaming-diloco", "sparse-loco", "fedavg")
-        wanted = run(name=name).override(given)
-        assert spec.outer(wanted) == ((lr, momentum) if lr and takes else own)
-        assert ("velocity" in spec.slots(wanted)) == (spec.outer(wanted)[1] > 0)
 
 
 def test_more_ranks_than_units_are_refused_by_name():

@@ -46,12 +46,6 @@ def test_modules_and_settings_are_recorded_without_secrets(monkeypatch):
     assert "secret" not in json.dumps(recorded)
 
 
-def test_a_folder_that_is_not_there_is_red(tmp_path):
-    result = doctor("--folder", tmp_path / "nowhere")
-    assert result.returncode == 1
-    assert "nowhere cannot be written (No such file or directory)" in result.stdout
-
-
 def test_a_launcher_of_another_mpi_is_named(tmp_path):
     """MPICH itself ends such a rank in MPI_Init, without a hint."""
     program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

@@ -75,30 +75,6 @@ def test_bytes_of_sparse_loco_by_hand():
 # ---- the link rate
 
 
-def step_seconds():
-    return (6 * 100 * (2 * 524_288 + 32_768) - 2 * 100 * 524_288) / 1e12
-
-
-@pytest.mark.parametrize("delay", [0, 4])
-def test_the_link_rate_of_streaming_diloco_by_hand(delay):
-    """Waiting is what each of two fragments takes beyond the steps for which it may be late."""
-    wanted = run(method__name="streaming-diloco", method__differences="full", method__fragments=2, method__delay=delay)
-    step, ranks = step_seconds(), 4
-    sizes = [524_288 + 32_768, 524_288]
-    nbytes = [2 * 3 / 4 * 4 * size for size in sizes]
-    allowed = 100 * step * 5 / 95 + 2 * delay * step
-    # Of nearly equal fragments both are waited for.
-    assert link_rate(cost(wanted, NETWORK, ranks), PLAIN) == pytest.approx(8 * sum(nbytes) / allowed)
-
-
-def test_the_link_rate_of_sparse_loco_and_local_sgd_by_hand():
-    step = step_seconds()
-    sparse = cost(run(method__name="sparse-loco", method__local_steps=30), NETWORK, 4)
-    assert link_rate(sparse, PLAIN) == pytest.approx(8 * 3 * 264 * 116 / (30 * step / 19))
-    local = cost(run(method__name="local-sgd", method__local_steps=30), NETWORK, 4)
-    assert link_rate(local, PLAIN) == pytest.approx(8 * 6 * (2 * 524_288 + 32_768) / (30 * step / 19))
-
-
 @pytest.mark.parametrize("method", ["ist", "data-parallel", "streaming-diloco", "sparse-loco", "ist-push-pull"])
 def test_at_the_rate_a_rank_computes_that_part_of_its_time(method):
     plan = cost(run(method__delay=3), NETWORK, 4, method)
