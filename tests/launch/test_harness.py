@@ -90,28 +90,3 @@ def test_ranks_that_wait_for_each_other_are_ended_by_the_time_limit(job):
     assert "ends the job: test_case.py::test_hangs still runs after 2 s" in result.output, result.output
     assert "MPI.COMM_WORLD.recv(source" in result.output
     assert time.monotonic() - start < patient(20)
-
-
-def test_a_wrong_rank_count_is_refused(job):
-    result = job(2, "def test_nothing(): pass", says=3)
-    assert result.returncode != 0
-    assert "ISTMPI_TEST_RANKS is 3 but MPI_COMM_WORLD has 2 rank(s)" in result.output
-    assert "passed" not in result.output
-
-
-@pytest.mark.parametrize("wrong", ["import nowhere", "def test_extra(): pass"])
-def test_ranks_that_collect_different_tests_are_refused(job, wrong):
-    result = job(
-        2,
-        f"""
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 1:
-            {wrong}
-
-        def test_nothing(): pass
-        """,
-    )
-    assert result.returncode != 0
-    assert result.output.count("rank 1 and rank 0 collected different tests") == 1, result.output
-    assert wrong.split()[1].removesuffix("():") in result.output

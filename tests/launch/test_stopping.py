@@ -155,18 +155,6 @@ def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
-    command = ["istmpi", "train", "--rounds", "3", "--resume", "auto", "--out", tmp_path / "run"]
-    assert mpirun(2, *command).returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    again = mpirun(1, *command)
-    assert again.returncode == 0 and "nothing left to train" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
-    more = mpirun(3, *command[:2], "--rounds", "5", *command[4:])
-    assert more.returncode == 0 and "after 3 of 5 rounds" in more.stdout
-    assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
-
-
 def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun, tmp_path):
     folder = tmp_path / "run"
     program = (

@@ -251,18 +251,6 @@ def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatc
     assert trained == ["local-sgd-5", "ist-6", "local-sgd-6"]
 
 
-def test_a_run_whose_summary_is_missing_is_finished_without_training(compared, comm):
-    comparison = compared(["ist"])
-    comparison.run_training()
-    expected = _lines(comparison.turns[0].folder)
-    comm.barrier()
-    if comm.rank == 0:
-        (comparison.turns[0].folder / "summary.json").unlink()
-    comm.barrier()
-    assert compared(["ist"]).run_training() == {}
-    assert comparison.turns[0].finished and _lines(comparison.turns[0].folder) == expected
-
-
 def test_a_folder_of_something_else_is_left_alone(compared, shared_tmp, comm):
     compared(["ist"]).run_training()
     with pytest.raises(ConfigError, match=r"its ist-5 is another run \(optimizer.lr = 0.1 there, 0.2 here\)"):

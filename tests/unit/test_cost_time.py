@@ -127,11 +127,6 @@ def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
     assert "istmpi measure" in str(raised.value)
 
 
-def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"did you mean m5.2xlarge\?"):
-        preset("m5.2xlrage")
-
-
 # ---- advice
 
 

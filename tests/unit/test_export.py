@@ -202,8 +202,3 @@ def test_a_missing_library_is_named(checkpoints, tmp_path, monkeypatch, istmpi_c
         assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
     for form in ("safetensors", "npz", "torch"):
         assert istmpi_command("export", checkpoints / "batch.h5", "--to", form, "--out", tmp_path / form)[0] == 0
-
-
-def test_an_unknown_form_is_refused(checkpoints, istmpi_command):
-    code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onx")
-    assert code == 2 and "--to onx is not known; did you mean onnx?" in err

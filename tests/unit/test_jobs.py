@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from istmpi.cli.commands.job import job_name
 from istmpi.cli.main import istmpi
 
 ROOT = Path(__file__).parents[2]
@@ -147,11 +146,6 @@ def test_refused_before_anything_is_printed(arguments, message):
 def test_a_comparison_is_checked_by_its_own_methods():
     few = "--methods", "local-sgd,fedavg", "--hidden", "2"
     assert "local-sgd,fedavg" in job("slurm", "digits", "--compare", "--nodes", 4, "--", *few), "nothing is dealt out"
-
-
-def test_names_for_schedulers():
-    assert job_name("runs/my speech (2).toml") == "my-speech-2"
-    assert job_name("$(;)") == "istmpi"
 
 
 def test_programs_that_start_ranks_refuse_in_one_line(tmp_path):

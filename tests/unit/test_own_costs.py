@@ -76,16 +76,6 @@ def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
     ]
 
 
-def test_fewer_examples_a_rank_and_more_ranks_cost_as_the_formulas_say(example):
-    """A weight with two dealt axes costs a P-th over all ranks, one with one axis as much as it did."""
-    _, network = example
-    plan, alone = (cost(Run().override({"train.batch": 1}), network, ranks) for ranks in (2, 1))
-    first, second, dense, last = (3 * 2 * one.multiply_adds(network.lengths) for one in network.operators)
-    first = first * 2 / 3
-    assert alone.flops("products") == first + second + dense + last
-    assert plan.flops("products") == first + second / 2 + dense / 2 + last
-
-
 # ---- the commands
 
 

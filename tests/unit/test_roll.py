@@ -1,17 +1,12 @@
 """Who is missed, after how long, what is said of it, and when the job ends: reckoned without any rank."""
 
-import errno
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from istmpi.comm import world
 from istmpi.comm.hang_report import Member, Missing, Sighting, all_here, deadline, keep_stacks, line, missing, stuck
-from istmpi.comm.launcher import process_facts
-from istmpi.comm.stopping import StopSign
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts, bytes_of_others
 
 MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
@@ -159,23 +154,6 @@ def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
         thread.join()
 
     assert grown(another_reads) >= 2**20
-
-
-def test_a_wish_to_stop_is_known_before_anybody_has_looked(tmp_path):
-    file = tmp_path / "STOP"
-    stop = StopSign(world(), file)
-    assert stop.wished() == ""
-    file.touch()
-    assert stop.wished() == f"the file {file}" and not stop.reason
-
-
-def test_a_process_that_cannot_be_looked_at_now_is_not_taken_for_gone(monkeypatch):
-    def refused(*_, **__):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(Path, "read_text", refused)
-    with pytest.raises(OSError, match="Too many open files"):
-        process_facts(os.getpid())
 
 
 def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from istmpi.comm import Backoff
 from istmpi.comm.mpi import stand_in
 from istmpi.comm.stopping import StopGossip
 from istmpi.errors import ConfigError, SimulationError
-from istmpi.simulated import Faults, Stop, simulate
+from istmpi.simulated import Faults, simulate
 
 SEEDS = range(30)
 BYTE = "BYTE"
@@ -174,18 +174,6 @@ def test_a_schedule_is_a_function_of_its_seed():
         )
     assert len({outcome.trace for outcome in first}) > len(SEEDS) / 2
     assert len({outcome.results[0] for outcome in first}) > 1, "a race is found"
-
-
-def test_virtual_time_takes_none():
-    def program(comm):
-        comm.mpi.Barrier()
-        return stand_in().now()
-
-    begun = time.perf_counter()
-    outcome = simulate(program, 3, Faults(stops=[Stop(rank=1, call=1, seconds=1e6)]))
-    assert all(seconds >= 1e6 for seconds in outcome.require())
-    assert outcome.happened == ["rank 1 stopped for 1,000,000 s in Barrier, its call 1"]
-    assert time.perf_counter() - begun < 30
 
 
 def test_a_slow_rank_is_slow():
