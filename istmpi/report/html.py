@@ -39,7 +39,6 @@ figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-wid
 
 
 def made() -> str:
-    """Say when, with what, where and by which command a page is made."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     moment = datetime.now().astimezone()
     where = f"{moment:%Y-%m-%d %H:%M %z} by istmpi {__version__} on {platform.node()}: {command}"
