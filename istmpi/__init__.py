@@ -8,6 +8,7 @@ _PLACES = {
     "CalibratedNetwork": "deploy.network",
     "ConfigError": "errors",
     "DataError": "errors",
+    "Distributed": "program.distributed",
     "DivergedError": "errors",
     "IstmpiError": "errors",
     "LoggedWatch": "loggers.logged_watch",

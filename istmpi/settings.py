@@ -29,7 +29,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Between = Annotated[float, Meta(gt=0, lt=1)]
 
-_ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
 
 Field = tuple[str, Any, Any]
 """Name, type and default of a setting, as `dataclasses.make_dataclass` takes them."""
@@ -77,7 +77,7 @@ def kind_of_value(hint: Any, several: bool = False) -> str:
         return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
     if kind is bool:
         return "true or false"
-    return {int: "whole number", float: "number"}.get(kind, "text") + "s" * several
+    return {int: "whole number", float: "number", dict: "section"}.get(kind, "text") + "s" * several
 
 
 def range_of(hint: Any) -> str:
@@ -141,7 +141,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
             interval = range_of(hint)
             raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
     limits = _bare(hint)[1]
-    if converted is not None and converted > limits.get("at_most", converted):
+    if converted is not None and "at_most" in limits and converted > limits["at_most"]:
         raise ConfigError(f"{where} must be at most {limits['at_most']}.")
     too_long = isinstance(converted, str) and len(converted.encode()) > limits.get("at_most_bytes", math.inf)
     if too_long or ("rising" in limits and any(a >= b for a, b in zip(converted, converted[1:]))):

@@ -23,6 +23,7 @@ MULTI_LABEL = "multi-label"
 DENSE_LABELS = "dense-multi-label"
 NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
+OWN = "own"
 OFF = -1
 
 
@@ -45,6 +46,8 @@ class Task(ABC):
     """An example has one class, numbers to predict, or a row of 0 and 1 for its labels."""
     of_tokens = ranks_labels = of_nodes = False
     """Examples are windows of tokens, sparse rows whose labels are ranked, or nodes of one graph, scored as a whole."""
+    of_trees = False
+    """Its loss and score are functions of the user's: of all outputs, any tree, and a batch (`OwnTask`)."""
     distils = False
     """Networks can learn from each other's `probabilities`."""
 
@@ -263,6 +266,14 @@ class DenseLabels(_Flags):
         return outputs.sigmoid()
 
 
+class OwnTask(Task):
+    """A loss and a score of the user's. This class has none: a program computes them (`istmpi.Distributed`)."""
+
+    score = "score"
+    inputs = "of a program"
+    of_trees = True
+
+
 TASKS: dict[str, type[Task]] = {
     CLASSIFICATION: Classification,
     REGRESSION: Regression,
@@ -271,11 +282,12 @@ TASKS: dict[str, type[Task]] = {
     DENSE_LABELS: DenseLabels,
     NODE_CLASSES: NodeClasses,
     NODE_LABELS: NodeLabels,
+    OWN: OwnTask,
 }
 
 
-def task_of(name: str, multi_label_loss: str) -> type[Task]:
-    return BinaryMultiLabel if (name, multi_label_loss) == (MULTI_LABEL, "binary") else TASKS[name]
+def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
+    return BinaryMultiLabel if (scoring, multi_label_loss) == (MultiLabel, "binary") else scoring
 
 
 def higher_is_better(score: str) -> bool:

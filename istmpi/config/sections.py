@@ -176,7 +176,11 @@ Method = make_dataclass(
 class Optimizer:
     """The local optimizer."""
 
-    name: Annotated[str, also(known=tuple(OPTIMIZERS)), "The optimizer of local steps."] = "sgd"
+    name: Annotated[
+        str,
+        also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),
+        "The optimizer of local steps: one of these, or any class of optimizers, such as torch.optim:RMSprop.",
+    ] = "sgd"
     lr: Annotated[Positive, "Learning rate."] = 0.01
     momentum: Annotated[Fraction, "Momentum of sgd's local steps."] = 0.0
     weight_decay: Annotated[NotNegative, "Weight decay: decoupled with adamw, else added to the gradient."] = 0.0
@@ -197,6 +201,12 @@ class Optimizer:
         "step: fractions of the run behind which the learning rate falls.",
     ] = (0.5, 0.75)
     decay: Annotated[Between, "step: factor of the learning rate at each milestone."] = 0.1
+    arguments: Annotated[
+        dict | None, "package.module:Class: arguments of its constructor, beside lr, momentum and weight_decay."
+    ] = None
+    state: Annotated[
+        tuple[str, ...] | None, "The state for each weight that the optimizer of a program has; the program sets it."
+    ] = None
 
     def lr_at(self, step: int, steps: int) -> float:
         """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds.

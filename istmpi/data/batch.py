@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from istmpi.trees import inputs_to, mapped
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +39,15 @@ class Labels:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples as a network takes them, ``network(*inputs)``, and its targets."""
+    """Some examples as a network takes them, `call(network, inputs)`, and its targets."""
 
-    inputs: tuple[torch.Tensor, ...]
-    targets: torch.Tensor | Labels
+    inputs: tuple[Any, ...]
+    """Tensors, or trees of them."""
+    targets: torch.Tensor | Labels | Any
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
         """Return the batch on a device, its inputs of floats in a type."""
-        inputs = (x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in self.inputs)
-        return Batch(tuple(inputs), self.targets.to(device), self.examples)
+        targets = self.targets
+        targets = targets.to(device) if hasattr(targets, "to") else mapped(lambda x: x.to(device), targets)
+        return Batch(inputs_to(self.inputs, device, dtype), targets, self.examples)

@@ -40,8 +40,10 @@ class Batches:
 
     def of_pass(self, number: int, place: int) -> Batch:
         """Return batch ``place`` of a pass that is taken by itself: its last batch is the rest."""
-        rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
-        return self._split.batch(rows, self._key(number * self.in_a_pass + place))
+        return self._split.batch(self.rows_of_pass(number, place), self._key(number * self.in_a_pass + place))
+
+    def rows_of_pass(self, number: int, place: int) -> np.ndarray:
+        return self._order(number)[place * self.batch : (place + 1) * self.batch]
 
     def indices(self, step: int) -> np.ndarray:
         """Return the rows of the split that make batch ``step``: [batch] int64."""

@@ -18,6 +18,7 @@ from istmpi.data.batch import Batch
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
+from istmpi.tasks import TASKS, Task
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
@@ -175,6 +176,17 @@ class Dataset:
     """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
     target_offset: np.ndarray | None = None
     """``[outputs]`` float64, likewise of numbers to predict."""
+    own_task: type[Task] | None = None
+    """The loss and score of the user's, where ``task`` names no other."""
+    network: type | None = None
+    """The class of the network, where a program gave it."""
+    example: tuple[Any, ...] | None = None
+    """The inputs of a batch that no kind of data describes, perhaps trees: networks are tried on them."""
+
+    @property
+    def scoring(self) -> type[Task]:
+        """The loss and the score."""
+        return self.own_task or TASKS[self.task]
 
     @property
     def features(self) -> int:

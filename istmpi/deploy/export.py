@@ -107,7 +107,7 @@ def export(
         else:
             moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
         if not network.stages:
-            state = own_state(checkpoint, moments, network)
+            state = own_state(checkpoint.tensors, checkpoint.header.full_scale, moments, network)
         else:
             state = chain_state(checkpoint, moments)
         parts = parts_of(Content(checkpoint, network, state), target.name)

@@ -45,7 +45,8 @@ class Values:
     def chunks(self) -> Iterator[np.ndarray]:
         """The values as flat bytes, little-endian, some rows at a time."""
         if isinstance(self.source, np.ndarray):
-            yield np.ascontiguousarray(self.source).reshape(-1).view(np.uint8)
+            values = self.source if self.factor == 1 else self.source * self.source.dtype.type(self.factor)
+            yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
         rows, row = self.shape[0], self.nbytes // self.shape[0]
         step = max(_CHUNK // row, 1)
@@ -140,14 +141,15 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     return type(module).__name__, {}
 
 
-def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -> State:
+def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
     """The state of a plain class; two layers that share a weight but not its factor no longer share it.
 
-    A product's factor is folded into its weight, the factor of a block's end into all its parameters.
+    A product's factor is folded into its weight, the factor of a block's end into all its parameters. ``values``: of
+    every parameter; ``scale``: that of the full network.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    at = network.lengths, checkpoint.header.full_scale
+    at = network.lengths, scale
     layers, ties, path_of, copies = [], {}, {}, {}
     for path, layer in module.named_modules(remove_duplicate=False):
         first_path = path_of.setdefault(id(layer), path)
@@ -159,7 +161,7 @@ def own_state(checkpoint: Checkpoint, moments: Moments, network: Architecture) -
             if first != here:
                 ties[here] = first
             else:
-                tensors[key] = Values(checkpoint.tensors[name], factor)
+                tensors[key] = Values(values[name], factor)
         if path in moments:
             buffers = _running(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
         else:

@@ -22,6 +22,7 @@ from istmpi.exits import outputs_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate, moments_of
+from istmpi.trees import call
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,12 +89,12 @@ class CalibratedNetwork:
     def of_rows(self, rows: Ragged) -> torch.Tensor:
         none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
         batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
-        return outputs_of(self.module(*batch.to("cpu", self._dtype).inputs))[-1]
+        return outputs_of(call(self.module, batch.to("cpu", self._dtype).inputs))[-1]
 
     @torch.no_grad()
     def of_graph(self, split: GraphSplit) -> np.ndarray:
         batch = split.batch(np.arange(1)).to("cpu", self._dtype)
-        return outputs_of(self.module(*batch.inputs))[-1].numpy()
+        return outputs_of(call(self.module, batch.inputs))[-1].numpy()
 
     @torch.no_grad()
     def _run(self, x: np.ndarray) -> Outputs:

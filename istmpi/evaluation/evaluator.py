@@ -27,6 +27,7 @@ from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
 from istmpi.tasks import task_of
+from istmpi.trees import tensors_of
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -66,7 +67,7 @@ class Evaluator:
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._architecture, self._store = architecture, store
         self._local = run.data.placement == "local"
-        self._task = task_of(dataset.task, run.train.multi_label_loss)
+        self._task = task_of(dataset.scoring, run.train.multi_label_loss)
         self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
         self._dtype = getattr(torch, run.model.dtype)
         ranks = trained_on or communicator.size
@@ -110,6 +111,8 @@ class Evaluator:
         weights = self._run.train.exit_weights
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
+            if self._task.of_trees:
+                return np.array(self._task.totals(outputs, batch))
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
             points = [self._task.points(*self._in_units(each, batch.targets)) for each in outputs_of(outputs)]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
@@ -168,7 +171,7 @@ class Evaluator:
         for batch in self._own_batches(split, self._scored(len(split))):
             outputs = self.network(*batch.inputs)
             totals += totals_of(outputs, batch)
-            if alone and not all(output.isfinite().all() for output in outputs_of(outputs)):
+            if alone and not all(output.isfinite().all() for output in tensors_of(outputs)):
                 totals[:] = np.nan  # so that all ranks see it
         self.network.finish()
         totals = self._summed(totals)
@@ -237,7 +240,7 @@ class Evaluator:
         return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:
-        count = scored_of(self._run, self._dataset.task, length)
+        count = scored_of(self._run, self._dataset, length)
         return np.arange(length) if count >= length else np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:

@@ -15,6 +15,7 @@ from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.trees import call
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -49,7 +50,7 @@ def fitted_scale(
     for step in range(1, STEPS + 1):
         factors.data = torch.from_numpy(np.exp(logarithms))
         factors.grad = None
-        total = loss(network.module(*batch.inputs))
+        total = loss(call(network.module, batch.inputs))
         total.backward()
         sums = communicator.allreduce_sum(np.array([total.item(), batch.examples, *(factors.grad * factors.detach())]))
         value, gradient = sums[0] / sums[1], sums[2:] / sums[1]

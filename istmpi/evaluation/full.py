@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
-from istmpi.models.norms import BatchNorm, calibrate, moments_of
+from istmpi.models.norms import BatchNorm, calibrating, moments_of
+from istmpi.trees import call
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -83,16 +84,20 @@ class FullNetwork:
         """True if each rank passes some of the examples, and only sums travel."""
         return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
 
-    def calibrate(self, *inputs: torch.Tensor) -> None:
-        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective.
+    def calibrate(self, *inputs: Any) -> None:
+        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
+        self.calibrate_by(lambda: call(self._network, inputs))
+
+    def calibrate_by(self, run: Callable[[], object]) -> None:
+        """Take the present weights, and the normalisations' moments while ``run`` passes a batch. Collective.
 
         With `shares_examples` they are over the batches of all ranks, which add up each layer's sums before they go on.
         """
         layers = self.with_weights()
         self._calibrating = True
         try:
-            with _same_random_numbers():
-                calibrate(self._network, layers, inputs, self._moments_of)
+            with _same_random_numbers(), torch.no_grad(), calibrating(layers, self._moments_of):
+                run()
         finally:
             self._calibrating = False
         self.finish()
@@ -110,7 +115,7 @@ class FullNetwork:
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
         with _same_random_numbers() if self.same_examples else nullcontext():
-            return self._network(*inputs)
+            return call(self._network, inputs)
 
     @property
     def module(self) -> nn.Module:

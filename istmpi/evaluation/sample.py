@@ -9,22 +9,21 @@ from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS
 
 
-def scored_of(run: Run, task: str, length: int) -> int:
+def scored_of(run: Run, data: Dataset, length: int) -> int:
     """The number of examples that are scored in a split of ``length`` examples."""
-    return min(run.evaluate.examples or TASKS[task].scored or length, length)
+    return min(run.evaluate.examples or data.scoring.scored or length, length)
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
     """The number of this rank's examples that an evaluation during training scores."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
-    return scored_of(run, data.task, len(split))
+    return scored_of(run, data, len(split))
 
 
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    if TASKS[data.task].of_nodes:
+    if data.scoring.of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))
     return sampled if run.data.placement == "local" else min(sampled, len(data.train))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,13 +24,13 @@ from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.exits import outputs_of, weighted_loss
+from istmpi.exits import weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
 from istmpi.models.architecture import Architecture
-from istmpi.tasks import task_of
+from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -58,7 +58,7 @@ class Method(ABC):
         self.job = job
         self.spec = METHODS[job.run.method.name]
         self.subnet = Subnet(job, self.averages_gradients)
-        self.task = task_of(job.task, job.run.train.multi_label_loss)
+        self.task = job.task
         self.examples = 0
         """Examples that this rank has consumed."""
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
@@ -85,9 +85,18 @@ class Method(ABC):
         ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
         cases all values are those from before the round.
         """
+        steps = self.attempt(number)
+        while True:
+            try:
+                local_step = next(steps)
+            except StopIteration as end:
+                return end.value
+            self.take(number, local_step)
+
+    def attempt(self, number: int) -> Generator[int, None, float | None]:
+        """Run a round as `run` does; yield the number of each local step, which the caller takes."""
         try:
-            for local_step in self.round(number):
-                self.take(number, local_step)
+            yield from self.round(number)
         except Dropped:
             self.rollback()
             return None
@@ -103,12 +112,25 @@ class Method(ABC):
 
     def take(self, number: int, local_step: int) -> None:
         """Take a local step of a round on this rank's next batch."""
-        run, step = self.job.run, self.first_step(number) + local_step
+        step = self.first_step(number) + local_step
         self.job.communicator.whereabouts.step(local_step + 1)
-        batch = self.batch(step).to(self.job.device, getattr(torch, run.model.dtype))
-        rate = run.optimizer.lr_at(step, self.first_step(run.train.rounds))
-        self._losses.append(self.subnet.step(step, rate, batch, self.objective, self.before_update))
-        self.examples += batch.examples
+        batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
+        self.subnet.begin_step(step, self.rate(step), self.job.architecture.stochastic)
+        minimised, loss = self.objective(self.subnet.network, batch)
+        minimised.backward()
+        self.before_update()
+        self.subnet.end_step(step, self.rate(step))
+        self.taken(loss, batch.examples)
+
+    def taken(self, loss: torch.Tensor, examples: int) -> None:
+        """Count a local step, with its loss, on so many examples."""
+        self._losses.append(loss.detach())
+        self.examples += examples
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a local step."""
+        optimizer, run = self.job.optimizer, self.job.run
+        return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer, their values still undefined."""
@@ -182,15 +204,17 @@ class Method(ABC):
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the task's loss, of a network with several exits the weighted sum over them."""
+        if self.task.of_trees:
+            return self.task.loss(outputs, targets)
         return weighted_loss(self.task.loss, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
-                returned = network(*batch.inputs)
-            return [outputs.float() for outputs in outputs_of(returned)]
-        return network(*batch.inputs)
+                returned = call(network, batch.inputs)
+            return mapped(lambda x: x.float() if x.is_floating_point() else x, returned)
+        return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
         """Return the deal of a round, which all ranks made sure to have drawn alike."""

@@ -98,4 +98,4 @@ class Codistillation(OwnNetworks):
 
 
 def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda *inputs: functional_call(network, dict(weights), inputs)
+    return lambda *inputs, **named: functional_call(network, dict(weights), inputs, named)

@@ -14,7 +14,9 @@ from istmpi.comm.stopping import StopSign
 from istmpi.data.batches import Batches
 from istmpi.engine.shares import Shares
 from istmpi.engine.store import ParameterStore
+from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import Task
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -26,7 +28,7 @@ class Job:
 
     run: Run
     architecture: Architecture
-    task: str
+    task: type[Task]
     store: ParameterStore
     batches: Batches
     communicator: Communicator
@@ -37,5 +39,7 @@ class Job:
     """The round since which optimizer state has been kept, where it is kept from round to round."""
     shares: Shares | None = None
     """The ranks' shares of every round; None for those of the run's settings."""
+    optimizer: OwnOptimizer | None = None
+    """The optimizer of a user's program; None for that of the run's settings."""
     restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values of this rank alone, whole, from the checkpoint that the run resumes from; the store has the others."""

@@ -1,5 +1,6 @@
 """The local optimizers, and the per-element state that may travel with a weight."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class OptimizerSpec:
     """An optimizer: how it is made from the run's settings, and the state that it keeps for every element.
 
     A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
+    ``problem``: the reason why its state cannot be kept from round to round; empty where it can.
     """
 
     name: str
@@ -25,6 +27,16 @@ class OptimizerSpec:
     flops: int
     """Operations of a step for every element, bias corrections and the like that are the same for all left out."""
     make: Callable[..., "torch.optim.Optimizer"]
+    problem: str = ""
+
+    def kept_slots(self) -> tuple[str, ...]:
+        """Return the slots, to be kept from round to round; ConfigError where they are not all of its state."""
+        if self.problem:
+            raise ConfigError(
+                f"the state of {self.name} cannot be kept from round to round: {self.problem}. Give "
+                f"optimizer_state = reset, with a method that can reset it, or another optimizer."
+            )
+        return self.slots
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
         """Return the optimizer's own state of a parameter, from its slots and the local steps done so far."""
@@ -35,6 +47,11 @@ class OptimizerSpec:
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
     """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    if ":" in settings.name:
+        return _of_a_class(settings)
+    if settings.name == PROGRAM:
+        slots = tuple(name for name in settings.state or () if name != "step")
+        return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _none)
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
     return OPTIMIZERS[settings.name](settings)
@@ -72,3 +89,92 @@ def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
 
 
 OPTIMIZERS: dict[str, Callable[[Any], OptimizerSpec]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}
+
+PROGRAM = "program"
+"""The name of an optimizer that a user's program makes (`istmpi.methods.own_optimizer`)."""
+
+
+def _none(parameters: object) -> "torch.optim.Optimizer":
+    raise ConfigError(f"optimizer.name = {PROGRAM!r} is made by a program: run that, or name another optimizer.")
+
+
+def _of_a_class(settings) -> OptimizerSpec:
+    """Return the optimizer package.module:Class, with lr, those of the settings that are not 0, and its arguments."""
+    place, _, name = settings.name.rpartition(":")
+    try:
+        kind = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"optimizer.name = {settings.name!r} cannot be imported: {error}.") from None
+    shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
+    arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
+    arguments |= settings.arguments or {}
+    return probed(settings.name, lambda parameters: kind(parameters, **arguments))
+
+
+def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
+    """Return an optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
+
+    Its state can be kept from round to round if it is tensors of a parameter's shape that start at zero and change in
+    place, and the number of steps.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in ((3, 5), (4,))]
+    gradients = [[torch.randn(values.shape, generator=generator) for values in start] for _ in range(3)]
+
+    def begin(values):
+        parameters = [torch.nn.Parameter(each.clone()) for each in values]
+        try:
+            optimizer = make(parameters)
+        except Exception as error:
+            raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"{name} is {type(optimizer).__name__}, which is no torch.optim.Optimizer.")
+        return parameters, optimizer
+
+    def step(parameters, optimizer, number):
+        for parameter, gradient in zip(parameters, gradients[number], strict=True):
+            parameter.grad = gradient.clone()
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise ConfigError(f"{name} takes no step on gradients alone: {type(error).__name__}: {error}") from error
+        return [parameter.detach().clone() for parameter in parameters]
+
+    parameters, optimizer = begin(start)
+    values, states = [], []
+    for number in range(len(gradients)):
+        values.append(step(parameters, optimizer, number))
+        states.append([dict(optimizer.state[parameter]) for parameter in parameters])
+        states[-1] = [{key: _copied(value) for key, value in state.items()} for state in states[-1]]
+    slots, counts, problem = _kinds(states[0][0], start[0].shape)
+    spec = OptimizerSpec(name, slots, counts, 2 + 4 * len(slots), make, problem)
+    for first in (0, 2) if (slots or counts) and not problem else ():
+        parameters, optimizer = begin(values[first - 1] if first else start)
+        kept = []
+        for place, parameter in enumerate(parameters):
+            zeros = {slot: torch.zeros_like(parameter.detach()) for slot in slots}
+            kept.append({slot: states[first - 1][place][slot].clone() for slot in slots} if first else zeros)
+            optimizer.state[parameter] = spec.state(kept[-1], first)
+        same = all(map(torch.equal, step(parameters, optimizer, first), values[first]))
+        in_place = all(
+            optimizer.state[parameter][slot].data_ptr() == tensor.data_ptr()
+            for parameter, state in zip(parameters, kept, strict=True)
+            for slot, tensor in state.items()
+        )
+        if not (same and in_place):
+            problem = "it does not start at zero, or there is more of it"
+    return OptimizerSpec(name, () if problem else slots, counts, spec.flops, make, problem)
+
+
+def _copied(value):
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
+    """Return the slots of a parameter's state, whether it counts steps, and what else there is, as a problem."""
+    slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
+    others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
+    problem = f"{others[0]} has not the shape of its parameter" if others else ""
+    return slots, "step" in state, problem

@@ -238,7 +238,7 @@ class MethodSpec:
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
         """Return the optimizer state that the store keeps beside every parameter between rounds."""
         keeps = self.always_carries or run.method.optimizer_state == "carry"
-        return optimizer_spec(run.optimizer).slots if keeps else ()
+        return optimizer_spec(run.optimizer).kept_slots() if keeps else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
         """Return all kinds of slots that the store keeps between rounds."""

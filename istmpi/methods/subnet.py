@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from istmpi import rng
-from istmpi.data.batch import Batch
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
@@ -17,12 +16,9 @@ from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.label_blocks import defer, label_layers
 from istmpi.models.linear import release_gradients
-from istmpi.tasks import TASKS
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: a squared error has no largest gradient, and wide layers make steps too long."""
-
-Objective = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Subnet:
@@ -39,10 +35,11 @@ class Subnet:
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = optimizer_spec(job.run.optimizer)
         self.clip = _clip(job)
-        self._sparse = job.run.optimizer.name == "sgd" and not self.clip and not averages_gradients
+        self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
         # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
-        self.spec.make([nn.Parameter(torch.zeros(1))])
+        if not job.optimizer:
+            self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
         """Build a network of these lengths, its values still undefined; return whether it is another than before.
@@ -57,7 +54,7 @@ class Subnet:
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
-        if TASKS[job.task].ranks_labels:
+        if job.task.ranks_labels:
             defer(self.network)
         if self._sparse:
             for bag in bags(self.network):
@@ -67,7 +64,11 @@ class Subnet:
 
     def renew(self, steps: int) -> None:
         """Make the optimizer anew, its state zero, after so many ``steps`` of the same state."""
-        self.optimizer = self.spec.make(self.network.parameters())
+        if self._job.optimizer:
+            self.optimizer = self._job.optimizer.make(self.network)
+        else:
+            self.optimizer = self.spec.make(self.network.parameters())
+        self._move = self.optimizer.step
         self.tensors = {}
         for name, parameter in self.network.named_parameters():
             self.tensors[name] = parameter.detach()
@@ -78,32 +79,31 @@ class Subnet:
         if self._sparse:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
-    def step(
-        self, number: int, rate: float, batch: Batch, objective: Objective, before_update: Callable[[], None]
-    ) -> torch.Tensor:
-        """Take a local step on a batch at a learning rate; return the batch's loss, a scalar.
+    def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
+        """Begin a local step at a learning rate, without gradients.
 
-        ``number``: the step's in the run, which keys the random numbers of dropout. ``before_update`` is called when
-        the gradients are there.
+        ``number``: the step's in the run, which keys the random numbers of a ``stochastic`` one, such as dropout.
         """
         job = self._job
-        if job.architecture.stochastic:
+        if stochastic:
             torch.manual_seed(rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1)
         if self._sparse and not job.run.optimizer.momentum:
             for layer in label_layers(self.network):
                 layer.rate, layer.decay = rate, job.run.optimizer.weight_decay
         self.optimizer.zero_grad(set_to_none=True)
-        minimised, loss = objective(self.network, batch)
-        minimised.backward()
-        before_update()
+
+    def end_step(self, number: int, rate: float) -> None:
+        """Clip the gradients and move the weights, at a learning rate or at those of the user's optimizer."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        if self._job.optimizer:
+            self._job.optimizer.schedule(self.optimizer, number)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
         if self._sparse_rows:
             self._sparse_rows.step(rate)
-        self.optimizer.step()
-        return loss.detach()
+        self._move()
 
     def settle(self) -> None:
         """Bring every row of a table to its value after the last step, which a step that did not read it postpones."""
@@ -125,4 +125,4 @@ class Subnet:
 def _clip(job: Job) -> float:
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
-    return CLIP_OF_REGRESSION if TASKS[job.task].predicts_numbers and job.run.data.standardise else 0.0
+    return CLIP_OF_REGRESSION if job.task.predicts_numbers and job.run.data.standardise else 0.0

@@ -176,7 +176,7 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
         if number not in normalised or others
     )
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
-    exits = returned.shape[1] // network.numbers
+    exits = network.exits_of(returned)
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
@@ -197,7 +197,7 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
             f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
             f"and argmax out of its forward."
         )
-    if (trained := outputs.shape[1] // network.numbers) != exits:
+    if (trained := network.exits_of(outputs)) != exits:
         raise ConfigError(
             f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and {exits} in "
             f"evaluation. Let it return as many in both, the full network's last."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.nn import functional
 
 from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
+from istmpi.trees import call
 
 
 class Calibrated:
@@ -70,14 +73,22 @@ def convert_batch_norms(network: nn.Module) -> None:
             module.__class__ = _calibrated(type(module))
 
 
-@torch.no_grad()
 def calibrate(
     network: nn.Module,
     layers: Mapping[str, Calibrated],
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[Any, ...],
     moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    """Run a network on a batch's inputs once; each batch normalisation takes the moments of its input, in turn.
+    """Run a network on a batch's inputs once, `calibrating` its layers."""
+    with torch.no_grad(), calibrating(layers, moments_of):
+        call(network, inputs)
+
+
+@contextmanager
+def calibrating(
+    layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[None]:
+    """Each batch normalisation takes the moments of its input, in turn, in a forward pass within.
 
     ``moments_of`` gets that input and the layer's name.
     """
@@ -86,7 +97,7 @@ def calibrate(
         layer.moments = moments_of(inputs[0], name)
 
     with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
-        network(*inputs)
+        yield
 
 
 def moments_of(x: torch.Tensor, layer: str = "") -> tuple[torch.Tensor, torch.Tensor]:

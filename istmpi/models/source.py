@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -71,6 +72,25 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
         others = did_you_mean(class_name, networks) if networks else ", nor has it any torch.nn.Module."
         raise ConfigError(f"--model {name}: {path} {problem} {class_name}{others}")
     return kind, module
+
+
+def class_name(kind: type[nn.Module]) -> str:
+    """The name FILE.py:Class or package.module:Class of a loaded class; ConfigError for what is no module's class."""
+    from torch import nn
+
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ConfigError(f"network = {kind!r}: give a class of torch.nn.Module, and its arguments beside it.")
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if file and "." not in kind.__module__:
+        return f"{os.path.relpath(file)}:{kind.__qualname__}"
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def source_of(kind: type[nn.Module]) -> Source:
+    """The source of a loaded class; empty where it has no file."""
+    module = sys.modules.get(kind.__module__)
+    return _source_of(kind, module) if module else Source()
 
 
 @contextmanager

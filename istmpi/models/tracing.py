@@ -25,6 +25,7 @@ from istmpi.models.recording import Record, Recorder
 from istmpi.models.table import Blocks, inside, unit_of
 from istmpi.models.trials import few, one_thread
 from istmpi.models.user import UserNetwork
+from istmpi.trees import tensors_of
 
 EXAMPLES = 2
 """Examples in the passes that are watched; batch statistics need two."""
@@ -146,7 +147,7 @@ def _power(doubled: int, size: int) -> int | None:
 def _recorder(network: UserNetwork, module: nn.Module, examples: int) -> Recorder:
     """The recorder of a forward pass of a built network, as in training."""
     x = network.examples(examples, torch.get_default_dtype())
-    recorder, fused = Recorder(module, *x), torch.backends.mkldnn.enabled
+    recorder, fused = Recorder(module, *tensors_of(x)), torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
     try:
         with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
-from istmpi.models.source import Source, gradients_kept, load, load_class, short
+from istmpi.models.source import Source, gradients_kept, load, load_class, short, source_of
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
-from istmpi.tasks import CLASSIFICATION, TASKS
+from istmpi.tasks import CLASSIFICATION, OWN, TASKS
+from istmpi.trees import call, inputs_to, mapped, tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,8 @@ class UserNetwork:
     """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The defaults of the settings that have one."""
+    example: tuple[Any, ...] | None = field(default=None, compare=False)
+    """The inputs of a batch of the user's own, perhaps trees; its outputs may then be any tree."""
     _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
     """The values of the full network's frozen parameters, once it was built."""
 
@@ -168,10 +171,17 @@ class UserNetwork:
             if kept is not None and kept.shape == values.shape and not values.is_meta:
                 values.copy_(kept)
 
-    def examples(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Random examples as inputs of ``forward``, the same in every call."""
+    def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own.
+
+        A batch of the user's whose tensors have other numbers of rows, as a graph's have, is taken whole.
+        """
         import torch
 
+        if self.example is not None:
+            (rows, *others) = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
+            first = torch.arange(count) % rows if rows and not others else slice(None)
+            return inputs_to(mapped(lambda x: x.detach()[first].clone(), self.example), "cpu", dtype)
         generator = torch.Generator().manual_seed(count)
         if self.tokens:
             return (torch.randint(self.outputs, (count, *self.inputs), generator=generator),)
@@ -194,10 +204,13 @@ class UserNetwork:
 
         try:
             with torch.set_grad_enabled(gradients):
-                returned = network(*inputs)
+                returned = call(network, inputs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if self.example is not None:
+                shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
+                raise ConfigError(f"{self.name}: its forward fails on tensors of {shapes}: {short(error)}.") from error
             shape = " x ".join(map(str, inputs[0].shape))
             given = f"on examples of shape {shape}"
             cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
@@ -208,8 +221,26 @@ class UserNetwork:
                 given = f"on a graph of {len(inputs[0])} nodes"
                 cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
             raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
+        if self.example is not None:
+            return self._numbers_of(returned)
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
+
+    def _numbers_of(self, returned: Any) -> torch.Tensor:
+        """The floating-point numbers of a tree of outputs, side by side: ``[1, n]``."""
+        import torch
+
+        numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
+        if not numbers:
+            raise ConfigError(
+                f"{self.name}: its forward returns {type(returned).__name__}, in which no tensor has floating-point "
+                f"numbers."
+            )
+        return torch.cat(numbers, dim=1)
+
+    def exits_of(self, outputs: torch.Tensor) -> int:
+        """The number of exits that made ``outputs``, as `forward` returns them."""
+        return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse, with a ConfigError, outputs of another shape or kind than the data need."""
@@ -254,20 +285,32 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def user_network(
-    name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str = CLASSIFICATION
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    settings: Mapping[str, Any],
+    task: str = CLASSIFICATION,
+    example: tuple[Any, ...] | None = None,
+    network: type[nn.Module] | None = None,
 ) -> UserNetwork:
     """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
-    ``shape``: that of an example. Runs the code of FILE.py:Class or package.module:Class.
+    ``shape``: that of an example. ``outputs``: 0 where the data do not tell. ``example``: as `UserNetwork.example`;
+    settings may then say what the data tell otherwise. ``network``: the class, where it is loaded. Otherwise the code
+    of FILE.py:Class or package.module:Class is run.
     """
     _require_accepted(name, task)
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
+    if task == OWN:
+        facts = {fact: value for fact, value in facts.items() if value and fact not in settings}
+        facts |= {fact: value for fact, value in settings.items() if fact in DATA_ARGUMENTS}
+        settings = {setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS}
     if has_table(name):  # its class may stay unloaded: a plan needs no torch
         facts.pop("shape")
         arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
         loader = partial(_shipped, name)
     else:
-        loaded = _shipped(name) if name in SHIPPED else load(name)
+        loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
         arguments, loader = _signature(name, loaded[0]), lambda: loaded
     defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
     for taken in ("scale", "init"):
@@ -288,6 +331,13 @@ def user_network(
                 f"{name}: its argument {argument} has no default and is no fact of the data "
                 f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
             )
+    for fact in (fact for fact in DATA_ARGUMENTS if fact in arguments and fact not in facts):
+        if arguments[fact] is not _MISSING:
+            continue
+        raise ConfigError(
+            f"{name}: its argument {fact} is {DATA_ARGUMENTS[fact]}, which these data do not tell. Give it, as --set "
+            f"model.{fact}=10."
+        )
     flat = "features" in arguments and "shape" not in arguments
     return UserNetwork(
         name,
@@ -300,6 +350,7 @@ def user_network(
         sparse=TASKS[task].ranks_labels,
         graph=TASKS[task].of_nodes,
         defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
+        example=example,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.tasks import TASKS
 
 
 class Best:
@@ -37,7 +36,7 @@ class Best:
                 "checkpoint.best = true does not go with train.resolution: networks for images of different sizes are "
                 "not compared. Leave one out."
             )
-        return Best(TASKS[data.task].higher_is_better, run.train.patience) if run.watches_validation else None
+        return Best(data.scoring.higher_is_better, run.train.patience) if run.watches_validation else None
 
     def forget(self) -> None:
         """Begin anew."""

@@ -158,7 +158,8 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
 
     require_known(run.model.name)
     arguments = run.model.arguments_for(data.task)
-    code = user_network(run.model.name, tuple(data.shape), data.outputs, arguments, data.task)
+    facts = tuple(data.shape), data.outputs, arguments, data.task, data.example
+    code = user_network(run.model.name, *facts, network=data.network)
     if code.graph:
         _require_fitting_batches(run, code, data)
     return code

@@ -22,6 +22,7 @@ from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
 from istmpi.models.table import Table, plain
 from istmpi.models.user import UserNetwork
+from istmpi.trees import mapped
 
 KEPT = 200
 """The number of tables that are kept, the newest ones."""
@@ -78,6 +79,7 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
         "sparse": network.sparse,
         "graph": network.graph,
         "inputs": list(network.inputs),
+        "example": str(mapped(lambda x: (tuple(x.shape), x.dtype), network.example)),
         "dtype": str(torch.get_default_dtype()),
         "istmpi": f"{__version__} {code.hexdigest()}",
         "torch": torch.__version__,

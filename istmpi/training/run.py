@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +45,30 @@ def run_training(
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
     """
+    begin = partial(Training, run, communicator)
+    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, record):
+        if record is None:
+            return None
+        for progress in training.rounds():
+            record.add(progress)
+        return record.end()
+
+
+@contextmanager
+def recorded(
+    run: Run,
+    communicator: Communicator,
+    begin: Callable[[StopSign], Training],
+    watch: Watch | None,
+    resume: str,
+    deadline: float | None,
+    signals: bool,
+    stop: StopSign | None = None,
+) -> Iterator[tuple[Training, RunRecord | None]]:
+    """Set a run up in its folder, as `run_training` does; yield it and its record, None if nothing is left to do.
+
+    ``begin`` makes the training. A loss that is no longer finite is raised with the last finite network saved.
+    """
     first = communicator.rank == 0
     watch = watch or Watch()
     note = watch.noticed if first else lambda _: None
@@ -63,18 +87,19 @@ def run_training(
         if signals:
             stop.listen()
         start = _start(folder, resume, communicator, note)
-        training = Training(run, communicator, stop)
+        training = begin(stop)
         if start:
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
             recall_scores(training, folder, note)
-        began = begun_with(training) if run.train.init and not start else ()
+        began = begun_with(training) if training.run.train.init and not start else ()
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
             if first:
                 watch.already_finished(folder)
-            return None
+            yield training, None
+            return
         with communicator.agreed():
             if first:
                 lock = lock or _lock(folder, "", locks, note)
@@ -86,19 +111,12 @@ def run_training(
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
         record = RunRecord(training, folder, watch, lock, at_the_end, inside)
-        record.begin(began, start, hang_watch)
-        progress = None
+        record.begin(began, start, hang_watch, trained)
         try:
-            for progress in training.rounds():
-                record.add(progress)
-            record.save(network=not trained)
+            yield training, record
         except DivergedError as error:
             record.save_diverged(error)
             raise
-        summary = record.summarise(progress)
-        hang_watch.close()
-        record.finish(summary)
-        return summary
 
 
 def begun_with(training: Training) -> list[str]:

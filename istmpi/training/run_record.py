@@ -47,9 +47,13 @@ class RunRecord:
         if self._first:
             self._watch.noticed(message)
 
-    def begin(self, notes: Sequence[str], start: Path | None, hang_watch: HangWatch) -> None:
-        """Write the run's settings down and announce it; ``start``: the checkpoint that it resumes from."""
+    def begin(self, notes: Sequence[str], start: Path | None, hang_watch: HangWatch, trained: bool) -> None:
+        """Write the run's settings down and announce it; ``start``: the checkpoint that it resumes from.
+
+        ``trained``: that is the trained network.
+        """
         training, folder, saver = self._training, self._folder, self._saver
+        self._hang_watch, self._trained, self._last = hang_watch, trained, None
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
@@ -67,6 +71,7 @@ class RunRecord:
 
     def add(self, progress: Progress) -> None:
         """Add a round to the metrics, and save what is due behind it."""
+        self._last = progress
         training, settings = self._training, self._training.run.checkpoint
         if self._first:
             try:
@@ -109,12 +114,21 @@ class RunRecord:
             self._saver.save_now(*self._training.state(calibrated=True), network)
             error.args = (f"{error} They are in {network}.",)
 
-    def summarise(self, last: Progress | None) -> Summary:
+    def end(self, network: bool = True) -> Summary:
+        """Save the trained ``network``, write the summary and announce the end; StoppedError for a stopped run."""
+        self.save(network and not self._trained)
+        summary = self._summarise(self._last)
+        self._hang_watch.close()
+        if self._first:
+            self._watch.finished(summary)
+        return summary
+
+    def _summarise(self, last: Progress | None) -> Summary:
         """Return how the run ended, which is in its folder, too; ``last``: the progress after its last round."""
         training, communicator = self._training, self._communicator
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
-        last = last or training.progress(training.evaluate())
+        last = last or training.progress(None if training.dataset.network else training.evaluate())
         slowest, last = last.slowest, replace(last, last_round=None, slowest=None)
         best = _best(training, self._folder, last) if training.run.checkpoint.best else None
         names = self._folder.path, communicator.size, training.score_name
@@ -125,11 +139,6 @@ class RunRecord:
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
                 self._folder.write(SUMMARY, text + "\n")
         return summary
-
-    def finish(self, summary: Summary) -> None:
-        """Announce the end."""
-        if self._first:
-            self._watch.finished(summary)
 
     def _require_lock(self) -> None:
         with self._communicator.agreed():

@@ -6,7 +6,6 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
-from istmpi.tasks import TASKS
 
 ROWS = 2**16
 """Rows in memory at a time."""
@@ -17,7 +16,7 @@ def standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset
 
     Examples of all ranks count where each rank has its own.
     """
-    if not TASKS[data.task].predicts_numbers or not run.data.standardise:
+    if not data.scoring.predicts_numbers or not run.data.standardise:
         return data
     labels, moments = data.train.labels(), Moments(data.outputs)
     for start in range(0, len(labels), ROWS):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 PAGE = Path(__file__).parents[2] / "docs" / "from-ddp.md"
 
 
@@ -18,6 +20,17 @@ def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     peer = subprocess.run(one, capture_output=True, text=True, timeout=100)
     assert peer.returncode == 0, peer.stderr
     assert float(re.search(r"accuracy (\S+)", peer.stdout).group(1)) > 0.9
+
+    old = re.search(r"^```python\n(# ddp.py.*?)^```", text, re.M | re.S).group(1)
+    diff = re.search(r"^```diff\n(.*?)^```", text, re.M | re.S).group(1).splitlines()
+    assert [line[1:] for line in diff if line[:1] != "+"] == old.splitlines()
+    assert sum(line[:1] == "+" for line in diff) <= 12
+    (tmp_path / "train.py").write_text("\n".join(line[1:] for line in diff if line[:1] != "-") + "\n")
+    done = mpirun(4, sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"accuracy (\S+)", done.stdout).group(1)) > 0.9
+    network = torch.load("network.pt")
+    assert {name: tuple(values.shape) for name, values in network.items()}["layers.0.weight"] == (256, 20)
 
     commands = re.search(r"^```bash\n(.*?)^```", text, re.M | re.S).group(1).splitlines()
     assert len({re.sub(r"--method \S+", "", command) for command in commands}) == 1

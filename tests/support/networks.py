@@ -51,6 +51,17 @@ class Attention(nn.Module):
         return self.last(x.mean(1))
 
 
+class TwoTowers(nn.Module):
+    """Two inputs, mapped by one network, and the products of all pairs."""
+
+    def __init__(self, features, hidden=16):
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+
+    def forward(self, left, right):
+        return self.tower(left) @ self.tower(right).t()
+
+
 class Rows(Attention):
     """The same on the rows of images."""
 

@@ -21,7 +21,7 @@ from istmpi.models.tables import Facts, table_of
 from istmpi.models.user import user_network
 from istmpi.models.xc import XC
 from istmpi.multilabel import AT, LOSSES, Parts, Ranking, inverse_propensities, losses_of
-from istmpi.tasks import MULTI_LABEL, task_of
+from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
 
@@ -51,7 +51,7 @@ def test_blocks_of_labels_change_nothing(loss, block):
     logits = functional.linear(x, layer.weight, layer.bias)
     expected = naive_losses(logits, y, loss)
     assert torch.allclose(losses_of(logits, batch.targets, loss), expected, rtol=0, atol=1e-12)
-    task = task_of(MULTI_LABEL, loss)
+    task = task_of(TASKS[MULTI_LABEL], loss)
     wanted = torch.autograd.grad(expected.mean(), [x, layer.bias, layer.weight])
     layer.zero_grad()
     x.grad = None
@@ -126,7 +126,7 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     assert sums[0] == pytest.approx(float(naive_losses(logits, torch.from_numpy(y), loss).sum()), abs=1e-9)
     assert sums[1] == 40
     if parts == 1:
-        points = task_of(MULTI_LABEL, loss).points(logits, batch.targets)
+        points = task_of(TASKS[MULTI_LABEL], loss).points(logits, batch.targets)
         assert points / 40 == pytest.approx(Ranking.scores(sums)["P@1"])
 
 

@@ -18,7 +18,7 @@ from istmpi.models.label_blocks import defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.tasks import MULTI_LABEL, task_of
+from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 
 FEATURES, LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5
 
@@ -46,7 +46,7 @@ def test_products_are_what_torch_counts(block):
 
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: product})
     with counter:
-        task_of(MULTI_LABEL, "softmax").loss(module(*batch.inputs), batch.targets).backward()
+        task_of(TASKS[MULTI_LABEL], "softmax").loss(module(*batch.inputs), batch.targets).backward()
     flops = planned(1, **settings).flops
     assert counter.get_total_flops() == flops.products
     assert flops.lookups == 2 * 2 * BATCH * IN_A_ROW * 12

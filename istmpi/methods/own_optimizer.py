@@ -1,0 +1,99 @@
+"""An optimizer that a user's program makes: any of torch's or its own, in groups, with any schedule."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from istmpi.errors import ConfigError
+from istmpi.methods.optimizers import probed
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+class OwnOptimizer:
+    """An optimizer and its schedule as functions: made anew for every subnet, at the rates of the run's local step.
+
+    ``make``: returns the optimizer of a list of parameters, or of groups of them. ``groups``: the options of the
+    parameters whose names match a pattern such as ``*.bias``; the first pattern that matches decides.
+    ``schedule``: returns a `torch.optim.lr_scheduler` of an optimizer; it is stepped after every local step.
+    """
+
+    def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
+        self._make, self._groups, self._schedule = make, groups, schedule
+        self.spec = probed("optimizer", make)
+        self._pilot: _Pilot | None = None
+
+    def require_usable(self, names: Iterable[str]) -> None:
+        """Refuse, with a ConfigError, a pattern that matches no parameter of the network."""
+        names = list(names)
+        for pattern in self._groups:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"groups: no parameter's name matches {pattern!r}; the network has {', '.join(names[:4])}"
+                    f"{', ...' * (len(names) > 4)}."
+                )
+
+    def make(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer of a network's parameters, without state."""
+        if self._pilot is None:
+            meta = {name: nn.Parameter(values.detach().to("meta")) for name, values in network.named_parameters()}
+            self._pilot = _Pilot(self._make(self._grouped(meta.items())), self._schedule)
+        return self._make(self._grouped(network.named_parameters()))
+
+    def _grouped(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
+        if not self._groups:
+            return [parameter for _, parameter in parameters]
+        groups = [{"params": [], **options} for options in (*self._groups.values(), {})]
+        for name, parameter in parameters:
+            matching = (number for number, pattern in enumerate(self._groups) if fnmatchcase(name, pattern))
+            groups[next(matching, -1)]["params"].append(parameter)
+        return groups
+
+    def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Give an optimizer the rates, and whatever else the schedule sets, of one of the run's local steps."""
+        if self._schedule:
+            for group, its in zip(optimizer.param_groups, self._pilot.groups_at(step), strict=True):
+                group.update((key, value) for key, value in its.items() if key != "params")
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the first group; 0 before there is an optimizer."""
+        return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
+
+
+class _Pilot:
+    """The groups of an optimizer at any local step: it has no values, and steps with its schedule."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Callable[[Any], Any] | None):
+        self._optimizer = optimizer
+        self._first = [{**group} for group in optimizer.param_groups]
+        self._new, self._step = schedule, 0
+        self._schedule = self._scheduled()
+
+    def _scheduled(self) -> Any:
+        scheduler = self._new(self._optimizer) if self._new else None
+        if scheduler is not None and not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            raise ConfigError(f"schedule returns {type(scheduler).__name__}, which is no torch.optim.lr_scheduler.")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError("schedule: ReduceLROnPlateau follows a score, not local steps. Use another schedule.")
+        return scheduler
+
+    def groups_at(self, step: int) -> list[dict[str, Any]]:
+        if self._schedule is None:
+            return self._optimizer.param_groups
+        if step < self._step:
+            for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
+                group.clear()
+                group.update(first)
+            self._schedule, self._step = self._scheduled(), 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its optimizer never steps
+            for _ in range(step - self._step):
+                self._schedule.step()
+        self._step = step
+        return self._optimizer.param_groups

@@ -1,0 +1,335 @@
+"""A user's own training loop around a network that is trained on all ranks.
+
+job = istmpi.Distributed(Net, {"hidden": 1024}, example=first_inputs, method="ist", local_steps=20)
+for round in job.rounds(200, folder="runs/mine", resume="auto"):
+    for batch in round.take(loader):
+        round.step(loss_of(round.module(batch["x"]), batch["y"]))
+    if round.number % 10 == 0:
+        print(job.evaluate(score_of, test_loader))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.checkpoint.saver import commit
+from istmpi.checkpoint.writers import choose
+from istmpi.comm import Communicator, world
+from istmpi.comm.stopping import StopSign
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.data.dataset import Dataset
+from istmpi.errors import ConfigError, DivergedError
+from istmpi.evaluation.evaluator import Score
+from istmpi.methods.optimizers import PROGRAM
+from istmpi.methods.own_optimizer import OwnOptimizer
+from istmpi.models.source import class_name
+from istmpi.program.round import Round
+from istmpi.program.settings import dotted
+from istmpi.program.streams import Rows, Stream, examples_in, own_batches
+from istmpi.tasks import OWN
+from istmpi.training.loop import Training
+from istmpi.training.run import recorded
+from istmpi.training.watch import Watch
+from istmpi.trees import Named, tensors_of
+
+ScoreOf = Callable[[nn.Module, Any], Any]
+
+
+class Distributed:
+    """A network that all ranks train by a method, in rounds of local steps that the user's loop takes. Collective.
+
+    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor. Its integers are the widths that
+    can be dealt out. ``example``: the inputs of a batch, on which the network is tried before it is trained: a tensor,
+    a tuple for ``forward(*example)``, a dict for ``forward(**example)``. ``optimizer``: the name of one
+    (``optimizer.name``), or a function that returns one of a list of parameters, with ``groups`` and ``schedule`` as
+    of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where
+    the method counts passes over them (fedavg); costs are of batches like ``example``.
+    All other arguments are settings of the run: ``method="ist"``, ``local_steps=20``, ``seed=1``, ``lr=0.1``; of
+    settings with the same name in several sections, ``checkpoint_every=5``.
+
+    Raises, on every rank, ConfigError for a network or settings that cannot be trained.
+    """
+
+    def __init__(
+        self,
+        network: type[nn.Module],
+        arguments: Mapping[str, Any],
+        communicator: Communicator | None = None,
+        *,
+        example: Any,
+        method: str = "ist",
+        optimizer: str | Callable[[Any], torch.optim.Optimizer] = "sgd",
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
+        schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+        examples: int = 1,
+        batch: int = 0,
+        **settings: Any,
+    ):
+        self.communicator = communicator or world()
+        with self.communicator.agreed():
+            inputs = inputs_of(example)
+            made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
+            if made is None and (groups or schedule):
+                raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
+            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
+            chosen = dict(dotted(given))
+            if made:
+                chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
+            name = class_name(network)
+            model = {f"model.{key}": value for key, value in arguments.items()}
+            base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
+            self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
+            if self.run.model.scale == "fitted":
+                raise ConfigError("scale = 'fitted' needs the loss of a run's data. Leave it out.")
+        first, shape = next(tensors_of(inputs)), ()
+        shape = tuple(first.shape[1:])
+        rows = Rows(examples, inputs)
+        data = Dataset(
+            {"train": rows, "test": rows}, OWN, shape, 0, None, name, "program", example=inputs, network=network
+        )
+        self.training = Training(self.run, self.communicator, data=data, optimizer=made)
+        self._round: Round | None = None
+        self._streams: dict[int, tuple[Iterable[Any], Stream]] = {}
+        self._score: tuple[int, Score] | None = None
+        self._note: Callable[[str], None] = lambda message: None
+        self._guard: Any = None
+        if made:
+            with self.communicator.agreed():
+                made.require_usable(self.training.architecture.parameters)
+                if made.spec.problem and self.training.method.spec.always_carries | (
+                    self.run.method.optimizer_state == "carry"
+                ):
+                    made.spec.kept_slots()
+
+    def rounds(
+        self,
+        rounds: int,
+        *,
+        folder: str | Path = "",
+        resume: str = "",
+        watch: Watch | None = None,
+        signals: bool = True,
+        deadline: float | None = None,
+        network: bool = True,
+    ) -> Iterator[Round]:
+        """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
+
+        Arguments as of `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises
+        StoppedError on every rank, all saved, where the run is asked to stop.
+        """
+        run = self.run.override({"train.rounds": rounds, "output.folder": str(folder)}, "Distributed")
+
+        def begin(stop: StopSign) -> Training:
+            self.training.begin_anew(run, stop)
+            return self.training
+
+        watch = watch or (Printing() if self.communicator.rank == 0 else None)
+        with recorded(run, self.communicator, begin, watch, resume, deadline, signals) as (training, record):
+            self.run = run
+            if record is None:
+                return
+            self._note = record.note
+            while not (training.done or training.stop.reason):
+                self._round = Round(self, training)
+                yield self._round
+                if not self._round.finished():
+                    break
+                record.add(training.progress(self._score_of_round()))
+            self._round = None
+            self.summary = record.end(network)
+
+    def _score_of_round(self) -> Score | None:
+        score = self._score
+        return score[1] if score and score[0] == self.training.rounds_done else None
+
+    def evaluate(
+        self,
+        score: ScoreOf,
+        loader: Iterable[Any],
+        *,
+        calibrate: Iterable[Any] | None = None,
+        name: str = "score",
+        same_loader: bool = True,
+    ) -> Any:
+        """Return the mean over a loader's examples of ``score(module, batch)``, of the full network. Collective.
+
+        ``score`` returns the mean over the batch's examples, a number or a dict of numbers by their names; or a pair
+        of a sum and the number of examples. ``calibrate``: a loader whose first batch on each rank gives the moments
+        of batch normalisations. ``same_loader``: all ranks have the same loader, and each takes every P-th batch;
+        otherwise each takes all of its own. The result is the same on every rank, and is in the record of the round
+        as ``name``.
+        """
+        if self._round and self._round.under_way:
+            raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
+        training, communicator = self.training, self.communicator
+        with training.clock("evaluate"):
+            training.method.publish()
+            full = training.evaluator.network
+            if calibrate is not None and training.architecture.batch_norms:
+                batch = next(iter(calibrate))
+                full.calibrate_by(lambda: score(full.module, batch))
+                training.note_calibration()
+            else:
+                self._require_calibrated()
+                full.load_moments(full.moments)
+            batches = own_batches(loader, communicator.rank, communicator.size) if same_loader else loader
+            sums: dict[str, float] = {}
+            count = 0
+            with torch.no_grad():
+                for batch in batches:
+                    values, rows = _values(score(full.module, batch), examples_in(batch))
+                    count += rows
+                    for key, value in values.items():
+                        sums[key] = sums.get(key, 0.0) + value
+            full.finish()
+            full.release()
+            return self._mean(sums, count, name)
+
+    def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
+        per_rank = self.communicator.allgather((sums, count))
+        examples = sum(count for _, count in per_rank)
+        with self.communicator.agreed():
+            if not examples:
+                raise ConfigError("the loader to evaluate on has no batch.")
+        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
+        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / examples for key in keys}
+        if not all(np.isfinite(value) for value in means.values()):
+            error = DivergedError(f"the score of the full network is not finite {self.training.position}: {means}.")
+            error.everywhere = True
+            raise error
+        first = next(iter(means))
+        self.training.score_name = first or name
+        more = {key: value for key, value in means.items() if key != first} or None
+        self._score = self.training.rounds_done, Score(float("nan"), means[first], examples, more=more)
+        return means.get("", means)
+
+    def save(self, path: str | Path) -> Path:
+        """Save the network as ``network.h5`` for the commands of istmpi, every rank its rows. Collective."""
+        training, path = self.training, Path(path)
+        self._require_calibrated()
+        writer = choose(training.run.checkpoint.writer, self.communicator)
+        commit(path, *training.state(), writer, self.communicator)
+        return path
+
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole network as the class loads it, on rank 0; None on the others. Collective.
+
+        Rank 0 has all of it in memory then; the others one parameter at a time. Factors of sums over dealt units are
+        in the weights. ConfigError for a network whose class cannot hold them.
+        """
+        from istmpi.deploy.layers import own_state
+        from istmpi.deploy.program import whole_state
+
+        training, values = self.training, {}
+        self._require_calibrated()
+        training.method.publish()
+        store = training.store
+        for name, parameter in training.architecture.parameters.items():
+            rows, *rest = shape = parameter.pattern.shape(store.owners.lengths)
+            counts = [len(store.owners.rows(rows, rank)) * prod(rest) for rank in range(store.owners.ranks)]
+            whole = self.communicator.allgatherv(store.tensors[name].reshape(-1).numpy(), counts)
+            if self.communicator.rank == 0:
+                values[name] = whole.reshape(shape)
+        with self.communicator.agreed():
+            if self.communicator.rank:
+                return None
+            moments = training.evaluator.network.moments if training.calibrated else {}
+            state = own_state(values, store.full_scale, moments, training.architecture)
+            if state.problem:
+                raise ConfigError(f"{training.architecture.name}: {state.problem}.")
+            return whole_state(state)
+
+    def export(self, path: str | Path) -> None:
+        """Save `state_dict` with torch.save, on rank 0. Collective."""
+        from istmpi.files import appearing
+
+        state = self.state_dict()
+        with self.communicator.agreed():
+            if state is not None:
+                with appearing(Path(path)) as file:
+                    torch.save(state, file)
+
+    def cost(self) -> dict[str, Any]:
+        """Return what a round costs, before it is run: bytes of all ranks, FLOPs and memory of the largest one."""
+        counted = cost(self.run, self.training.architecture, self.communicator.size)
+        return {
+            "round_bytes": counted.round_bytes,
+            "flops_per_local_step": max(part.flops.products for part in counted.parts),
+            "memory_of_largest_rank": asdict(counted.largest.memory),
+        }
+
+    def stream(self, loader: Iterable[Any]) -> Stream:
+        """Return the batches of a loader, which keep their place between rounds."""
+        if id(loader) not in self._streams:
+            rank, ranks = self.communicator.rank, self.communicator.size
+            self._streams[id(loader)] = loader, Stream(loader, self.run.train.seed, rank, ranks, self._note)
+        return self._streams[id(loader)][1]
+
+    def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
+        """Call ``check`` before each pass of the present round's module, and of no earlier one's."""
+        if self._guard:
+            self._guard.remove()
+        self._guard = module.register_forward_pre_hook(check)
+
+    def _require_calibrated(self) -> None:
+        if self.training.architecture.batch_norms and not self.training.calibrated:
+            raise ConfigError(
+                "the network has batch normalisations, whose moments are not known after this round: call evaluate "
+                "with calibrate=, a loader of training data."
+            )
+
+
+class Printing(Watch):
+    """A watch that prints messages, and a line for ten rounds of a run."""
+
+    def started(self, training: Training, folder: Any, saver: Any) -> None:
+        self._every = max(training.run.train.rounds // 10, 1)
+        self._training = training
+        self.noticed(
+            f"{training.run.name} in {folder.path}, {training.communicator.size} ranks, {training.run.method.name}"
+        )
+
+    def progressed(self, progress: Any) -> None:
+        if progress.round % self._every == 0 or progress.score:
+            score = f", {progress.score_name} {progress.score.score:.4g}" if progress.score else ""
+            self.noticed(f"round {progress.round}: loss {progress.loss:.4g}{score}")
+
+    def noticed(self, message: str) -> None:
+        print(f"istmpi: {message}", flush=True)
+
+
+def inputs_of(example: Any) -> tuple[Any, ...]:
+    """Return an example as a batch's inputs; ConfigError where it has no tensor."""
+    if isinstance(example, Mapping):
+        inputs: tuple[Any, ...] = (Named(example),)
+    else:
+        inputs = example if type(example) is tuple else (example,)
+    if next(tensors_of(inputs), None) is None:
+        raise ConfigError(f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them.")
+    return inputs
+
+
+def _values(returned: Any, rows: int) -> tuple[dict[str, float], int]:
+    """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        total, count = returned
+        return {"": _number(total)}, int(count)
+    if isinstance(returned, Mapping):
+        return {name: _number(value) * rows for name, value in returned.items()}, rows
+    return {"": _number(returned) * rows}, rows
+
+
+def _number(value: Any) -> float:
+    size = value.numel() if isinstance(value, torch.Tensor) else 1
+    if size != 1 or isinstance(value, str) or value is None:
+        raise ConfigError(f"the score is {size} numbers; it must be one for a batch, or a dict of such by their names.")
+    return float(value)

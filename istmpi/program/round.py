@@ -1,0 +1,167 @@
+"""A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop takes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from istmpi.errors import ConfigError
+from istmpi.program.streams import Stream, examples_in
+from istmpi.training.loop import Training
+
+
+class Round:
+    """A round whose local steps the user's loop takes."""
+
+    def __init__(self, job: Any, training: Training):
+        self.number = training.rounds_done + 1
+        """The number of the round, from 1."""
+        self._job, self._method = job, training.method
+        self._attempt: Generator[int, None, bool] = training.attempt()
+        self._over, self._committed = False, False
+        self._parts, self._losses, self._averaged = 1, [], False
+        self._guards = []
+        self._advance()
+
+    @property
+    def under_way(self) -> bool:
+        """True until the last local step is done and sent."""
+        return not self._over
+
+    @property
+    def module(self) -> nn.Module:
+        """The network that this rank trains: of the user's class, with the widths that this rank was dealt."""
+        return self._method.subnet.network
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the module's parameters. Its ``step`` takes a local step."""
+        return self._method.subnet.optimizer
+
+    @property
+    def local_steps(self) -> int:
+        """The number of local steps that this rank takes in the round."""
+        return self._method.steps(self.number - 1)
+
+    def take(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
+        """Yield the loader's next batch for each local step; or so many batches, of which `step` adds up gradients.
+
+        Batches are as the loader makes them. `istmpi.program.streams.Stream` says which this rank gets.
+        """
+        stream, self._parts = self._job.stream(loader), accumulate
+        for _ in self.steps():
+            for part in range(accumulate):
+                batch = stream.at(self._step * accumulate + part, self._place_in_pass(stream))
+                self._method.examples += examples_in(batch)
+                yield batch
+
+    def _place_in_pass(self, stream: Stream) -> tuple[int, int] | None:
+        batches = self._method.job.batches
+        if not self._method.spec.in_passes:
+            return None
+        if stream.examples != batches.examples:
+            raise ConfigError(
+                f"{self._method.spec.name} takes passes over this rank's {batches.examples} examples, and the loader "
+                f"has {stream.examples} for it. Give Distributed examples= and batch= as of the loader."
+            )
+        return divmod(self._step, batches.in_a_pass)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each local step, from 0: the body of the loop takes it."""
+        while not self._over:
+            yield self._local_step
+            if not self._taken:
+                raise self._error(
+                    f"local step {self._local_step + 1} was not taken. Call round.step(loss), or round.optimizer.step()"
+                )
+            self._require_same_parameters()
+            self._advance()
+
+    def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Take a local step: backward pass, mean over ranks where the method has one, clipping, optimizer, schedule.
+
+        With ``accumulate`` the last of so many calls takes it, on the mean of their losses. ConfigError for a loss
+        that is not one number, or has no gradient.
+        """
+        self._require_loss(loss)
+        self._losses.append(loss.detach().reshape(()))
+        loss = loss / self._parts if self._parts > 1 else loss
+        (scaler.scale(loss) if scaler else loss).backward()
+        if len(self._losses) < self._parts:
+            return
+        if scaler:
+            self._method.before_update()
+            self._averaged = True
+            scaler.unscale_(self.optimizer)
+            scaler.step(self.optimizer)  # skips a step whose gradients are not finite
+            scaler.update()
+            self._taken = True
+        else:
+            self.optimizer.step()
+        self.note(sum(self._losses) / self._parts)
+        self._losses = []
+
+    def note(self, loss: torch.Tensor) -> None:
+        """Count the loss of a local step that is taken by hand, with round.optimizer.step()."""
+        self._method.taken(loss, 0)
+
+    def finished(self) -> bool:
+        """Return True if the round is done on all ranks, False if it was dropped; an error if steps are left."""
+        if not self._over:
+            raise self._error(
+                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. Take all of "
+                f"them, as the other ranks do"
+            )
+        return self._committed
+
+    def _advance(self) -> None:
+        """Go on to the next local step, or to the end of the round."""
+        method = self._method
+        try:
+            self._local_step = next(self._attempt)
+        except StopIteration as end:
+            self._over, self._committed = True, end.value
+            return
+        self._step, self._taken, self._averaged = method.first_step(self.number - 1) + self._local_step, False, False
+        method.job.communicator.whereabouts.step(self._local_step + 1)
+        method.batch(self._step)
+        method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
+        if self._local_step == 0:
+            self.optimizer.step = self._update
+            self._storages = {name: values.data_ptr() for name, values in self.module.named_parameters()}
+            if not method.shards.route.keeps_all:
+                self._job.guard(self.module, self._require_under_way)
+
+    def _update(self, closure: None = None) -> None:
+        self._require_under_way()
+        if self._taken:
+            raise self._error(f"local step {self._local_step + 1} was taken twice; take the next batch first")
+        method = self._method
+        if not self._averaged:
+            method.before_update()
+        method.subnet.end_step(self._step, method.rate(self._step))
+        self._taken = True
+
+    def _require_under_way(self, *_: Any) -> None:
+        if self._over:
+            raise self._error("its module and optimizer are used after its end. Take those of the present round")
+
+    def _require_same_parameters(self) -> None:
+        for name, values in self.module.named_parameters():
+            if self._storages.get(name) != values.data_ptr():
+                raise self._error(
+                    f"parameter {name} of round.module was replaced. Change its values in place, under torch.no_grad()"
+                )
+
+    def _require_loss(self, loss: Any) -> None:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise self._error(f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch")
+        if not loss.requires_grad:
+            raise self._error("the loss has no gradient. Compute it of round.module, without torch.no_grad or detach")
+
+    def _error(self, text: str) -> ConfigError:
+        return ConfigError(f"round {self.number}: {text}.")

@@ -1,0 +1,38 @@
+"""The settings of a run as the arguments of `istmpi.Distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from istmpi.config import Run
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.settings import types_of
+
+SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
+"""The sections whose settings are arguments."""
+PARTS = {"train": ("seed", "max_minutes", "device", "threads", "init"), "model": ("dtype", "scale", "init")}
+"""The only settings of some sections that are arguments."""
+
+
+def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that arguments mean, by their dotted names; ConfigError for unknown ones."""
+    places = dict(_settings())
+    for name, value in given.items():
+        if name not in places:
+            raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
+        if not places[name]:
+            raise ConfigError(f"Distributed: {name} is a setting of several sections. Write its section before it.")
+        yield places[name], value
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
+    sections: dict[str, list[str]] = {}
+    for section in SECTIONS:
+        for name in PARTS.get(section) or types_of(types_of(Run)[section]):
+            if name not in ("name", "state"):
+                sections.setdefault(name, []).append(section)
+                yield f"{section}_{name}", f"{section}.{name}"
+    for name, several in sections.items():
+        yield name, f"{several[0]}.{name}" if len(several) == 1 else ""

@@ -1,0 +1,140 @@
+"""The batches of a user's loader as a program takes them, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+
+from istmpi import rng
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Split
+from istmpi.data.placement import place
+from istmpi.errors import DataError
+from istmpi.trees import tensors_of
+
+
+class Rows(Split):
+    """The numbers of a data set's examples, which are read elsewhere."""
+
+    def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
+        """``inputs``: of a batch, perhaps trees: those of `batch`, whatever the numbers."""
+        self._count, self._inputs = count, inputs
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
+        from istmpi.data.batch import Batch
+
+        return Batch(self._inputs, torch.zeros(0), len(indices))
+
+    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        raise NotImplementedError
+
+    @property
+    def features_checksum(self) -> int:
+        return 0
+
+
+class Stream:
+    """The batches of a loader, as it makes them.
+
+    Batch ``step`` of a `DataLoader` that draws the examples of a map-style data set at random is a function of (seed,
+    rank, step), so that a resumed run takes the same. Any other iterable is taken in its own order, from the start
+    again at its end.
+    """
+
+    def __init__(self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None]):
+        self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
+        self._iterator: Iterator[Any] | None = None
+        self._batches: Batches | None = None
+        if draws_at_random(loader):
+            rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
+            self._batches = Batches(Rows(len(loader.dataset)), rows, loader.batch_size, seed, rank)
+        else:
+            note(
+                f"{type(loader).__name__} is taken in its own order: a resumed run begins it anew, and does not repeat "
+                f"the uninterrupted one. With a DataLoader of a map-style data set and shuffle=True it would."
+            )
+
+    @property
+    def examples(self) -> int | None:
+        """The examples of this rank; None where they are not known."""
+        return self._batches.examples if self._batches else None
+
+    def at(self, step: int, in_pass: tuple[int, int] | None = None) -> Any:
+        """Return the batch of a local step; ``in_pass``: a pass over the examples, and the batch's number in it."""
+        if self._batches is None:
+            return self._next()
+        if in_pass:
+            rows = self._batches.rows_of_pass(*in_pass)
+        else:
+            rows = self._batches.indices(step)
+        with repeatable(rng.key(self._seed, "items", self._rank, step)):
+            return self._loader.collate_fn([self._loader.dataset[int(row)] for row in rows])
+
+    def _next(self) -> Any:
+        for fresh in (False, True):
+            if self._iterator is None or fresh:
+                for sampler in (getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")):
+                    if hasattr(sampler, "set_epoch"):
+                        sampler.set_epoch(self._epoch)
+                self._iterator = iter(self._loader)
+                self._epoch += 1
+            for batch in self._iterator:
+                return batch
+        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on this rank.")
+
+
+def draws_at_random(loader: Iterable[Any]) -> bool:
+    """Say whether a loader draws the examples of a map-style data set at random, in batches of one size."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_size:
+        return False
+    sampler = loader.sampler
+    shuffled = isinstance(sampler, DistributedSampler) and sampler.shuffle
+    return shuffled or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)
+    )
+
+
+def own_batches(loader: Iterable[Any], rank: int, ranks: int) -> Iterator[Any]:
+    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can."""
+    plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler
+    if plain:
+        for number, rows in enumerate(loader.batch_sampler):
+            if number % ranks == rank:
+                yield loader.collate_fn([loader.dataset[row] for row in rows])
+    else:
+        yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
+
+
+def examples_in(batch: Any) -> int:
+    """Return the number of examples of a batch: the rows of its first tensor; 1 where it has none."""
+    first = next(tensors_of(batch), None)
+    return len(first) if first is not None and first.ndim else 1
+
+
+class repeatable:
+    """A context in which random numbers of Python, NumPy and torch follow from a key."""
+
+    def __init__(self, key: int):
+        self._key = key
+
+    def __enter__(self) -> None:
+        import random
+
+        self._before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        random.seed(self._key)
+        np.random.seed(self._key & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(self._key >> 1)
+
+    def __exit__(self, *_: object) -> None:
+        import random
+
+        random.setstate(self._before[0])
+        np.random.set_state(self._before[1])
+        torch.set_rng_state(self._before[2])

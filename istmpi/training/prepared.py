@@ -1,0 +1,226 @@
+"""Sets a run up on every rank: checks everything, opens its data, makes its network and its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from istmpi.checkpoint.format import require_storable
+from istmpi.checkpoint.initial import begin_as_constructed
+from istmpi.checkpoint.state import (
+    deployment_pieces,
+    inputs_of,
+)
+from istmpi.comm import Communicator
+from istmpi.comm.clock import Clock
+from istmpi.comm.stopping import StopSign
+from istmpi.config import Run
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.sources import open_for_training
+from istmpi.devices import choose_device, choose_threads
+from istmpi.engine.axes import narrowed
+from istmpi.engine.slots import parameter_of
+from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.evaluator import Evaluator
+from istmpi.exits import require_fitting
+from istmpi.methods import logit_adjustment, spec_of
+from istmpi.methods.base import Method
+from istmpi.methods.job import Job
+from istmpi.methods.own_optimizer import OwnOptimizer
+from istmpi.models.architecture import Architecture
+from istmpi.tasks import task_of
+from istmpi.training.best import Best
+from istmpi.training.first_scale import first_scale
+from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
+from istmpi.training.same_data import require_same_everywhere, summary
+from istmpi.training.share_log import require_fit, shares_of
+from istmpi.training.tally import Tally
+from istmpi.training.targets import standardised
+
+
+class Prepared:
+    """A run on every rank: its data, network, store, and the method of its next round. Collective throughout."""
+
+    def __init__(
+        self,
+        run: Run,
+        communicator: Communicator,
+        stop: StopSign | None = None,
+        data: Dataset | None = None,
+        optimizer: OwnOptimizer | None = None,
+    ):
+        """Check everything that can be checked, on all ranks together, and initialise the network.
+
+        ``data`` and ``optimizer``: those of a user's program, in place of the run's. Raises the same ConfigError or
+        DataError on every rank.
+        """
+        self.optimizer = optimizer
+        self.communicator = communicator
+        self.clock = Clock()
+        self.clock.followers.append(communicator.whereabouts.enter)
+        with communicator.agreed():
+            self.run = run = run.with_implied()
+            communicator.in_pieces = run.comm.exchange == "pieces"
+            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
+            self.best = Best.of(run, data)
+        require_same_everywhere(run, data, communicator)
+        self.shares = shares_of(run, communicator)
+        self.tally = Tally(communicator, self.clock)
+        self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
+        self.size = next(iter(self.sizes.values()))
+        with communicator.agreed():
+            self._sides = sides_of(run, data)
+            phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+            self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
+            for size in self.sizes.values():
+                require_fitting(run.train.exit_weights, size.architecture.exits, run.model.name)
+                for phase, _ in phases:
+                    self._check(phase, size)
+        self.hosts = communicator.hosts()
+        with communicator.on_this_host() as local:
+            with communicator.agreed():
+                self.device = choose_device(run.train.device, local)
+            self.threads = choose_threads(run.train.threads, local)
+        self.time_is_up = False
+        self.data_summary = summary(run, self.sizes[0].dataset)
+        self.stop = stop or StopSign(communicator)
+        self.rounds_done = 0
+        self._temperature = 1.0
+        self._calibrated: int | None = None
+        """The round after which moments were calibrated."""
+        self.score_name = self.dataset.scoring.score
+        with communicator.agreed():
+            network = self.architecture
+            self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+            self.store.scale = first_scale(self.phases[0][0], self.architecture, communicator.size)
+            if run.model.scale == "none":
+                self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
+            if communicator.rank == 0:
+                require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
+        self.store.initialise(run.train.seed)
+        with communicator.agreed():
+            names = network.parameters if run.model.init == "constructor" else network.table.computed
+            begin_as_constructed(network, self.store, run.train.seed, names)
+        self.method = self._next_method()
+        self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+
+    def begin_anew(self, run: Run, stop: StopSign) -> None:
+        """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
+        self.stop = stop
+        with self.communicator.agreed():
+            self.run = run = run.with_implied()
+            self._sides = sides_of(run, self.dataset)
+            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases() if rounds]
+            for phase, _ in self.phases:
+                self._check(phase, self.size)
+        self.method.publish()
+        tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
+        self.method = self._next_method(restored=tensors)
+
+    @property
+    def calibrated(self) -> bool:
+        """True if the moments of the full network are those after the last round."""
+        return self._calibrated == self.rounds_done
+
+    def note_calibration(self) -> None:
+        """Take note that the full network's moments are those after the last round."""
+        self._calibrated = self.rounds_done
+
+    def _check(self, run: Run, size: Size) -> None:
+        """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
+        name, network = run.method.name, size.architecture
+        spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
+        spec.require_wire(run)
+        spec.load().check(run, size.dataset.task, size.batches, network)
+        logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
+        run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
+        spec.require_delay(run, network, self.communicator.size)
+        spec.shares_by_ring(run, network, self.communicator.size)
+        require_fit(self.shares, spec, run, network, first=name == self.run.method.name)
+        first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
+        network.require_usable(narrowed(network.lengths, network.parameters, first))
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network at the present size of images."""
+        return self.size.architecture
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data at the present size of images."""
+        return self.size.dataset
+
+    @property
+    def batches(self) -> Batches:
+        """This rank's batches at the present size of images."""
+        return self.size.batches
+
+    @property
+    def plan_of_sizes(self) -> str:
+        """Say which rounds train on images of which side, and what starts anew in between."""
+        return plan_in_words(self.run, self._sides, self.sizes)
+
+    def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
+        self.store = carried(self.store, size.architecture, self.run.train.seed)
+        self.size, self._calibrated = size, None
+        self.method = self._next_method(restored=restored)
+        self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
+
+    def _have_the_right_size(self) -> None:
+        """Change to the size of images on which the next round trains. Collective."""
+        size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
+        if size is self.size:
+            return
+        self.method.publish()
+        anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
+        tensors = self.method.of_this_rank()
+        tensors = {name: values.clone() for name, values in tensors.items() if parameter_of(name) not in anew}
+        self._go_on_at(size, tensors)
+
+    def _phase(self) -> tuple[Run, int]:
+        """Return the run with its present method, and the round since which optimizer state is kept."""
+        first, since, kept = 0, 0, True
+        for phase, rounds in self.phases:
+            if first <= self.rounds_done:
+                run, since = phase, since if kept else first
+                kept = bool(spec_of(run.method.name).optimizer_slots(run))
+            first += rounds
+        return run, since
+
+    def _keep_slots(self, run: Run) -> None:
+        kept = spec_of(run.method.name).slots(run)
+        self.store.drop_slots(except_for=kept)
+        self.store.add_slots(kept)
+
+    def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
+        """Return the method of the next round with its slots in the store; ``before`` itself where it stays."""
+        run, since = self._phase()
+        if before and before.job.run is run:
+            return before
+        if before:
+            before.publish()
+        if restored is None:
+            self._keep_slots(run)
+        job = Job(
+            run,
+            self.architecture,
+            task_of(self.dataset.scoring, run.train.multi_label_loss),
+            self.store,
+            self.batches,
+            self.communicator,
+            self.device,
+            self.clock,
+            self.stop,
+            since,
+            self.shares,
+            self.optimizer,
+            restored or {},
+        )
+        return spec_of(run.method.name).load()(job)
+
+    @property
+    def makes_communicators(self) -> bool:
+        """Say whether any round makes MPI communicators of its own."""
+        return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)

@@ -1,0 +1,47 @@
+"""Batches of the user's own: trees of dicts, lists and tuples with tensors as their leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Named(dict):
+    """Arguments of a network by their names; where a batch has some, they are the last of its inputs."""
+
+
+def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return a batch's inputs on a device, those of floats in a type."""
+    return mapped(lambda x: x.to(device, dtype) if x.is_floating_point() else x.to(device), inputs)
+
+
+def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """Return what a network makes of a batch's inputs."""
+    if inputs and isinstance(inputs[-1], Named):
+        return network(*inputs[:-1], **inputs[-1])
+    return network(*inputs)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Return a tree of dicts, lists and tuples with every tensor replaced by what a function makes of it."""
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        values = {key: mapped(function, value) for key, value in tree.items()}
+        return type(tree)(values) if type(tree) in (dict, Named) else values
+    if isinstance(tree, list | tuple):
+        values = [mapped(function, value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a tree of dicts, lists and tuples."""
+    tensors: list[torch.Tensor] = []
+    mapped(tensors.append, tree)
+    yield from tensors

@@ -1,0 +1,424 @@
+"""A user's own loop: the same bits as `istmpi train`, and a clear line for each way to use it wrongly."""
+
+import math
+
+import networks
+import numpy as np
+import pytest
+import torch
+from own_runs import FILE
+from small import assert_same_bits, own_run, whole
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+import istmpi
+from istmpi.comm import stopping
+from istmpi.data.sources import open_dataset
+from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
+from istmpi.program.streams import Stream
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.watch import Watch
+
+pytestmark = pytest.mark.both
+
+ARGUMENTS = {"shape": (1, 8, 8), "outputs": 10, "channels": [7, 5], "hidden": 6}
+SETTINGS = {"local_steps": 3, "seed": 5, "threads": 1, "device": "cpu", "dtype": "float64"}
+EXAMPLE = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+AS_TRAIN = {
+    "data__source": "digits",
+    "model__name": f"{FILE}:Convolutional",
+    "model__channels": [7, 5],
+    "model__hidden": 6,
+    "train__rounds": 4,
+}
+METHODS = [
+    {"method": "ist"},
+    {"method": "ist", "redeal": 0.1, "optimizer_state": "carry", "optimizer": "adamw"},
+    {"method": "local-sgd", "optimizer": "adam", "optimizer_state": "carry"},
+    {"method": "data-parallel"},
+    {"method": "diloco"},
+    {"method": "streaming-diloco"},
+    {"method": "sparse-loco"},
+    {"method": "dynamic-averaging"},
+    {"method": "admm"},
+    {"method": "downpour"},
+    {"method": "easgd"},
+]
+
+
+def distributed(comm, **settings):
+    return istmpi.Distributed(networks.Convolutional, ARGUMENTS, comm, example=EXAMPLE, **SETTINGS | settings)
+
+
+def loss_of(module, batch):
+    x, y = batch
+    return functional.cross_entropy(module(x.double()), y)
+
+
+def accuracy(module, batch):
+    x, y = batch
+    return (module(x.double()).argmax(dim=1) == y).double().mean()
+
+
+def as_run(settings):
+    known = {"method": "method.name", "optimizer": "optimizer.name", "lr": "optimizer.lr"}
+    return {known.get(key, f"method.{key}"): value for key, value in settings.items()}
+
+
+def run_of(settings, rounds=4):
+    return own_run(**AS_TRAIN).override(as_run(settings) | {"train.rounds": rounds})
+
+
+def steps_from(batches, first):
+    step = first
+    while True:
+        batch = batches.at(step)
+        yield batch.inputs[0], batch.targets
+        step += 1
+
+
+def loop(job, batches, rounds, by_hand=False, behind=lambda round: None, **more):
+    """Train with the batches that the command takes in the same steps; return the number of the first round."""
+    first = None
+    for round in job.rounds(rounds, watch=Watch(), signals=False, **more):
+        first = first or round.number
+        for batch in round.take(steps_from(batches, 3 * (round.number - 1))):
+            loss = loss_of(round.module, batch)
+            if by_hand:
+                loss.backward()
+                round.optimizer.step()
+            else:
+                round.step(loss)
+        behind(round)
+    return first
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("settings", METHODS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
+    training = Training(run_of(settings), comm)
+    progress = list(training.rounds())
+    job = distributed(comm, lr=0.1, **settings)
+    loop(job, training.batches, 4, by_hand, folder=shared_tmp / "run")
+    assert_same_bits(whole(job.training), whole(training))
+    assert job.training.tally.counts.bytes == progress[-1].bytes
+    if not by_hand:
+        assert job.summary.last.loss == progress[-1].loss
+
+
+@pytest.mark.parametrize("settings", METHODS[:4], ids=lambda settings: "-".join(map(str, settings.values())))
+def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, monkeypatch):
+    monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    uninterrupted = distributed(comm, lr=0.1, **settings)
+    batches = Training(run_of(settings), comm).batches
+    loop(uninterrupted, batches, 4, folder=shared_tmp / "whole")
+    folder = shared_tmp / "halves"
+
+    def stop(round):
+        if round.number == 1 and comm.rank == 0:
+            (folder / "STOP").touch()
+
+    with pytest.raises(StoppedError, match="stopped by the file .*STOP, after [12] of 4 rounds; saved in"):
+        loop(distributed(comm, lr=0.1, **settings), batches, 4, folder=folder, behind=stop)
+    comm.barrier()
+    if comm.rank == 0:
+        (folder / "STOP").unlink()
+    comm.barrier()
+    resumed = distributed(comm, lr=0.1, **settings)
+    assert loop(resumed, batches, 4, folder=folder, resume="auto") in (2, 3)
+    assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+
+
+class Digits(Dataset):
+    """The digits, one by one."""
+
+    def __init__(self, split="train"):
+        rows = open_dataset("digits").splits[split]
+        self._batch = rows.batch(np.arange(len(rows)))
+
+    def __len__(self):
+        return self._batch.examples
+
+    def __getitem__(self, index):
+        return self._batch.inputs[0][index].view(1, 8, 8), self._batch.targets[index]
+
+
+def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm, shared_tmp):
+    """Each rank draws from its own part, whatever process it is; another epoch has another order."""
+    loader = DataLoader(Digits(), batch_size=8, shuffle=True)
+    streams = [Stream(loader, 5, rank, 3, print) for rank in (0, 1, 2)]
+    seen = [torch.cat([stream.at(step)[0].flatten(1) for step in range(60)]) for stream in streams]
+    parts = [set(map(tuple, rows.tolist())) for rows in seen]
+    assert sum(map(len, parts)) == len(set.union(*parts))
+    again = Stream(loader, 5, 1, 3, print)
+    assert torch.equal(again.at(37)[0], streams[1].at(37)[0])
+    assert not torch.equal(streams[1].at(0)[0], streams[1].at(60)[0])
+
+
+def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
+    notes = []
+    loader = DataLoader(Digits(), batch_size=1000)
+    stream = Stream(loader, 5, comm.rank, comm.size, notes.append)
+    first, *_ = (stream.at(step)[1] for step in range(2))
+    assert torch.equal(stream.at(2)[1], first)
+    assert notes == [
+        "DataLoader is taken in its own order: a resumed run begins it anew, and does not repeat the uninterrupted "
+        "one. With a DataLoader of a map-style data set and shuffle=True it would."
+    ]
+    with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
+        Stream([], 5, 0, 1, print).at(0)
+
+
+def test_evaluation_is_that_of_the_command(comm, shared_tmp):
+    """The same weights and calibration batch; each rank scores some of the batches."""
+    job = distributed(comm, lr=0.1)
+    loader, test = DataLoader(Digits(), batch_size=8, shuffle=True), DataLoader(Digits("test"), batch_size=50)
+    for round in job.rounds(3, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for batch in round.take(loader):
+            round.step(loss_of(round.module, batch))
+        scored = job.evaluate(accuracy, test, calibrate=loader, name="accuracy")
+    moments = job.training.evaluator.network.moments
+    network = networks.Convolutional(**ARGUMENTS).double()
+    state = job.state_dict()
+    if comm.rank == 0:
+        network.load_state_dict(state)
+        mean, variance = moments["norm"]
+        assert torch.allclose(network.norm.running_mean, mean)
+        with torch.no_grad():
+            right = [accuracy(network.eval(), batch) * len(batch[1]) for batch in test]
+        assert scored == pytest.approx(float(sum(right)) / len(test.dataset))
+        line = RunFolder(shared_tmp / "run").metrics()[-1]
+        assert (line["score"], line["accuracy" if "accuracy" in line else "score"]) == (scored, scored)
+    both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
+    assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
+
+
+def test_a_network_of_two_inputs_and_a_contrastive_loss_learns(comm, shared_tmp):
+    generator = torch.Generator().manual_seed(comm.rank)
+    example = {"left": torch.randn(6, 5), "right": torch.randn(6, 5)}
+    job = istmpi.Distributed(
+        networks.TwoTowers, {"features": 5, "hidden": 12}, comm, example=example, **SETTINGS, lr=0.5
+    )
+    assert job.training.architecture.default_groups == ("hidden",)
+    losses = []
+    for round in job.rounds(20, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for _ in round.steps():
+            x = torch.randn(16, 5, generator=generator, dtype=torch.float64)
+            logits = round.module(left=x, right=x + 0.1)
+            loss = functional.cross_entropy(logits, torch.arange(16))
+            round.step(loss)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def own(parameters):
+    return torch.optim.RMSprop(parameters, lr=0.01)
+
+
+@pytest.mark.parametrize("method, state", [("ist", "reset"), ("ist", "carry"), ("local-sgd", "carry")])
+def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shared_tmp, method, state, monkeypatch):
+    monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    rates = []
+
+    def job():
+        return distributed(
+            comm,
+            method=method,
+            optimizer_state=state,
+            optimizer=own,
+            groups={"*.bias": {"weight_decay": 0.0, "lr": 0.001}, "dense.*": {"weight_decay": 0.1}},
+            schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12),
+        )
+
+    def note(round):
+        rates.append([group["lr"] for group in round.optimizer.param_groups] if round.optimizer else None)
+
+    batches = Training(run_of({"method": method}), comm).batches
+    uninterrupted = job()
+    loop(uninterrupted, batches, 4, folder=shared_tmp / "whole", behind=note)
+
+    def stop(round):
+        if round.number == 2 and comm.rank == 0:
+            (shared_tmp / "halves" / "STOP").touch()
+
+    with pytest.raises(StoppedError):
+        loop(job(), batches, 4, folder=shared_tmp / "halves", behind=stop)
+    comm.barrier()
+    if comm.rank == 0:
+        (shared_tmp / "halves" / "STOP").unlink()
+    comm.barrier()
+    resumed = job()
+    loop(resumed, batches, 4, folder=shared_tmp / "halves", resume="auto")
+    assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+    expected = [0.01 * (1 + math.cos(math.pi * step / 12)) / 2 for step in (2, 5, 8, 11)]
+    if method == "local-sgd":
+        assert [each[1] for each in rates] == pytest.approx(expected)
+        assert [each[0] for each in rates] == pytest.approx([rate / 10 for rate in expected])
+
+
+def test_gradients_of_several_batches_add_up(comm, shared_tmp):
+    """Two halves of a batch make the step of the whole one."""
+    networks_of = []
+    for parts in (1, 2):
+        job = istmpi.Distributed(networks.TwoTowers, {"features": 5, "hidden": 8}, comm, example=pair(6), **SETTINGS)
+        for round in job.rounds(2, folder=shared_tmp / f"{parts}", watch=Watch(), signals=False):
+            halves = (half for step in range(100) for half in torch.randn(8, 5, generator=seeded(step)).chunk(parts))
+            for x in round.take(halves, accumulate=parts):
+                round.step(round.module(x.double(), x.double()).diagonal().square().mean())
+        networks_of.append(whole(job.training))
+    for name, values in networks_of[0].items():
+        np.testing.assert_allclose(networks_of[1][name], values, rtol=1e-10)
+
+
+def seeded(step):
+    return torch.Generator().manual_seed(step)
+
+
+def pair(rows):
+    return torch.randn(rows, 5), torch.randn(rows, 5)
+
+
+# ---- used wrongly
+
+
+def wrongly(body, **settings):
+    """Take part in a round whose loop is ``body(round, batches)``."""
+
+    def run(comm, folder):
+        job = distributed(comm, **settings)
+        batches = Training(run_of({"method": "local-sgd"}), comm).batches
+        for round in job.rounds(2, folder=folder, watch=Watch(), signals=False):
+            body(round, steps_from(batches, 0), job)
+
+    return run
+
+
+def skips(round, batches, job):
+    for _ in round.take(batches):
+        pass
+
+
+def leaves(round, batches, job):
+    for batch in round.take(batches):
+        round.step(loss_of(round.module, batch))
+        break
+
+
+def twice(round, batches, job):
+    for batch in round.take(batches):
+        for _ in range(2):
+            round.step(loss_of(round.module, batch))
+
+
+def many(round, batches, job):
+    for x, _ in round.take(batches):
+        round.step(round.module(x.double()))
+
+
+def detached(round, batches, job):
+    for batch in round.take(batches):
+        round.step(loss_of(round.module, batch).detach())
+
+
+def replaces(round, batches, job):
+    for batch in round.take(batches):
+        round.step(loss_of(round.module, batch))
+        round.module.last.weight = torch.nn.Parameter(round.module.last.weight.detach().clone())
+
+
+def keeps(round, batches, job):
+    for batch in round.take(batches):
+        module = round.module
+        round.step(loss_of(module, batch))
+    module(torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+
+
+def evaluates(round, batches, job):
+    for _ in round.take(batches):
+        job.evaluate(accuracy, [])
+
+
+def ends(round, batches, job):
+    for batch in round.take([]):
+        round.step(loss_of(round.module, batch))
+
+
+def several(round, batches, job):
+    for batch in round.take(batches):
+        round.step(loss_of(round.module, batch))
+    job.evaluate(lambda module, batch: torch.zeros(3), [EXAMPLE] * 9, calibrate=[(EXAMPLE, torch.zeros(8).long())])
+
+
+def uncalibrated(round, batches, job):
+    for batch in round.take(batches):
+        round.step(loss_of(round.module, batch))
+    job.evaluate(accuracy, [])
+
+
+def raises(round, batches, job):
+    for batch in round.take(batches):
+        round.step(
+            loss_of(round.module, batch) * (math.nan if job.communicator.rank == job.communicator.size - 1 else 1)
+        )
+
+
+@pytest.mark.parametrize(
+    "body, kind, message",
+    [
+        (skips, ConfigError, "round 1: local step 1 was not taken. Call round.step"),
+        (leaves, ConfigError, "round 1: the loop ended after 1 of 3 local steps. Take all of them"),
+        (twice, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
+        (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
+        (detached, ConfigError, "round 1: the loss has no gradient"),
+        (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
+        (evaluates, ConfigError, "evaluate is called inside of a round"),
+        (ends, DataError, "the loader, list, has no batch on this rank"),
+        (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are not known"),
+        (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
+    ],
+)
+def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, kind, message):
+    with pytest.raises(kind, match=message):
+        wrongly(body)(comm, shared_tmp / "run")
+
+
+@pytest.mark.ranks(min=2)
+def test_a_module_that_is_kept_beyond_its_round_is_refused(comm, shared_tmp):
+    with pytest.raises(ConfigError, match="round 1: its module and optimizer are used after its end"):
+        wrongly(keeps)(comm, shared_tmp / "run")
+
+
+def test_a_score_is_one_number(comm, shared_tmp):
+    with pytest.raises(ConfigError, match="the score is 3 numbers; it must be one for a batch"):
+        wrongly(several)(comm, shared_tmp / "run")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"local_stepz": 3}, "unknown argument local_stepz; did you mean local_steps"),
+        ({"init": "constructor"}, "init is a setting of several sections"),
+        ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
+        ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
+        ({"optimizer": lambda parameters: None}, "optimizer is NoneType, which is no torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.LBFGS}, "optimizer takes no step on gradients alone"),
+        (
+            {"optimizer": torch.optim.NAdam, "optimizer_state": "carry"},
+            "cannot be kept from round to round: mu_product",
+        ),
+        ({"scale": "fitted"}, "needs the loss of a run's data"),
+        ({"method": "codistillation"}, "codistillation"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(comm, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        distributed(comm, **settings)
+
+
+def test_costs_are_known_before_the_first_round(comm, shared_tmp):
+    job = distributed(comm, lr=0.1)
+    planned = job.cost()["round_bytes"]
+    batches = Training(run_of({"method": "local-sgd"}), comm).batches
+    loop(job, batches, 4, folder=shared_tmp / "run")
+    assert planned == pytest.approx(job.training.tally.counts.bytes / 4, rel=0.3)
