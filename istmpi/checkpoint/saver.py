@@ -34,13 +34,17 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
         with communicator.agreed():
             if communicator.rank == 0:
                 with _output(path):
-                    sync(beside)
-                    beside.replace(path)
-                    sync(path.parent)
+                    _name(beside, path)
     finally:
         if communicator.rank == 0:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
+
+
+def _name(beside: Path, path: Path) -> None:
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
 
 
 @contextlib.contextmanager
