@@ -2,6 +2,7 @@
 
 import atexit
 import builtins
+import os
 import sys
 import time
 from types import TracebackType
@@ -10,13 +11,15 @@ from typing import NoReturn
 from istmpi.comm import mpi
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
-from istmpi.errors import StuckError
+from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
 """Seconds in which a launcher passes a line on: MPICH's drops what it has not read yet as a job is aborted."""
 GRACE = 3.0
 """Seconds in which all ranks of a script that fails on all of them come to its end."""
 _exit_code = 0
+_message = ""
+"""An error of istmpi's own that ends this rank; rank 0 prints what all ranks end with, once."""
 _installed = False
 
 
@@ -44,15 +47,19 @@ def end_stuck_job(error: StuckError) -> None:
 def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception, or sys.exit with a code that is not 0, end all ranks of a user's own program from now on.
 
-    If all of them fail, each keeps its code. A program that raises SystemExit by itself goes unseen.
+    If all of them fail, each keeps its code: of an error of istmpi's own, which is one line of one rank, that of the
+    command line. A program that raises SystemExit by itself goes unseen.
     """
     global _installed
-    if _installed or communicator.size == 1:
+    if _installed:
         return
     _installed = True
     excepthook, leave = sys.excepthook, sys.exit
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, IstmpiError):
+            _note(error.exit_code, f"istmpi: {error}")
+            return
         _note(130 if issubclass(kind, KeyboardInterrupt) else 1)
         excepthook(kind, error, trace)
 
@@ -66,9 +73,9 @@ def end_with_this_script(communicator: Communicator) -> None:
     atexit.register(_end, everyone)
 
 
-def _note(code: int) -> None:
-    global _exit_code
-    _exit_code = code
+def _note(code: int, message: str = "") -> None:
+    global _exit_code, _message
+    _exit_code, _message = code, message
 
 
 def _end(everyone: Communicator) -> None:
@@ -78,8 +85,18 @@ def _end(everyone: Communicator) -> None:
     deadline = time.monotonic() + GRACE
     while not all_here.Test():
         if _exit_code and time.monotonic() > deadline:
+            if _message:
+                print(_message, file=sys.stderr)
+                time.sleep(PASSED_ON)
             sys.stdout.flush()
             sys.stderr.flush()
             abort_at_exit(_exit_code)
             return
         backoff.wait_unless(False)
+    for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
+        print(message, file=sys.stderr)
+    if _exit_code > 1:  # Python itself ends with 1 after any exception
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mpi.if_up().Finalize()
+        os._exit(_exit_code)

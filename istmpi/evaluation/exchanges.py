@@ -13,6 +13,7 @@ from torch.nn import functional
 from istmpi.comm import Communicator
 from istmpi.engine.store import ParameterStore
 from istmpi.models.leaves import Leaf
+from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
@@ -74,8 +75,8 @@ class OwnExamples:
     def __init__(self, store: ParameterStore, communicator: Communicator):
         self._store, self._communicator = store, communicator
         self._services: list[Callable[[Any], Any]] = []
-        self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        """The mean and variance of each batch normalisation, as last computed, on every rank."""
+        self.moments: dict[str, list[Moments]] = {}
+        """The means and variances of all calls of each batch normalisation, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         number = len(self._services)
@@ -98,20 +99,19 @@ class OwnExamples:
         self._services.append(bring)
         return lambda *inputs, **named: self._request(number, (inputs, named))
 
-    def moments_of(
-        self, layer: str, units: int, dtype: torch.dtype
-    ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    def moments_of(self, name: str, layer: Calibrated, dtype: torch.dtype) -> Callable[[torch.Tensor], Moments]:
         """Return a function that computes mean and variance of a layer's units over all ranks' examples."""
         number = len(self._services)
 
-        def add_up(x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-            x = torch.empty(0, units, dtype=dtype) if x is None else x
+        def add_up(x: torch.Tensor | None) -> Moments:
+            x = torch.empty(0, layer.num_features, 1, dtype=dtype) if x is None else x
             axes, total = [0, *range(2, x.ndim)], self._communicator.allreduce_sum
-            count = float(total(np.array(x.numel() // units)))
+            count = float(total(np.array(x.numel() // layer.num_features)))
             mean = torch.from_numpy(total(x.sum(dim=axes).numpy())) / count
-            centred = x - mean.view(-1, *[1] * (x.ndim - 2))
-            self.moments[layer] = mean, torch.from_numpy(total((centred**2).sum(dim=axes).numpy())) / count
-            return self.moments[layer]
+            centre = x.mean(dim=axes[1:], keepdim=True) if layer.each else mean.view(-1, *[1] * (x.ndim - 2))
+            variance = torch.from_numpy(total(((x - centre) ** 2).sum(dim=axes).numpy())) / count
+            self.moments.setdefault(name, []).append((mean, variance))
+            return mean, variance
 
         self._services.append(add_up)
         return lambda x: self._request(number, x)

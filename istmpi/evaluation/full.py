@@ -20,7 +20,7 @@ from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
-from istmpi.models.norms import BatchNorm, calibrating, moments_of
+from istmpi.models.norms import BatchNorm, averaged, calibrating, moments_of
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class FullNetwork:
         """
         layers = self.with_weights()
         self._calibrating = True
+        if self._own:
+            self._own.moments.clear()
         try:
             with _same_random_numbers(), torch.no_grad(), calibrating(layers, self._moments_of):
                 run()
@@ -102,8 +104,8 @@ class FullNetwork:
             self._calibrating = False
         self.finish()
         if self._own:  # a network that branches on values may have left one out here
-            for name, layer in layers.items():
-                layer.moments = self._own.moments.get(name, layer.moments)
+            for name, moments in self._own.moments.items():
+                layers[name].moments = averaged(moments)
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
     def load_moments(self, moments: Moments) -> None:
@@ -170,9 +172,9 @@ class FullNetwork:
                 leaf.replace(exchange.forward_of(leaf))
         if self._own:
             dtype = next(iter(store.tensors.values())).dtype
-            units = {name: norm.units for name, norm in architecture.batch_norms.items()}
-            over_ranks = {name: self._own.moments_of(name, count, dtype) for name, count in units.items()}
-            self._moments_of = lambda x, name: over_ranks[name](x)
+            layers = architecture.batch_norm_layers(self._network).items()
+            over_ranks = {name: self._own.moments_of(name, layer, dtype) for name, layer in layers}
+            self._moments_of = lambda x, name, each: over_ranks[name](x)
 
     def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: x.new_empty(len(x), 0) if self._calibrating else forward(x)

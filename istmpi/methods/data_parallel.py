@@ -6,7 +6,6 @@ import torch
 
 from istmpi import rng
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.data.batch import Batch
 from istmpi.engine.wire import forms_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -28,6 +27,7 @@ class DataParallel(ReplicatedMethod):
 
     def begin(self, number: int) -> None:
         super().begin(number)
+        self._first = self.first_step(number)
         if self._mean is None:
             self._mean = self._hand_over_gradients()
 
@@ -42,11 +42,8 @@ class DataParallel(ReplicatedMethod):
         stop = self._vote is not None and bool(self._vote())
         last = local_step + 1 == steps
         self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
+        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", self._first + local_step)
         return stop
-
-    def batch(self, step: int) -> Batch:
-        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", step)
-        return super().batch(step)
 
     def _hand_over_gradients(self) -> MeanOverRanks:
         """Hand every gradient over as soon as it is made, large ones in parts."""

@@ -29,6 +29,13 @@ class OwnOptimizer:
         self.spec = probed("optimizer", make)
         self._pilot: _Pilot | None = None
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The optimizer's learning rate and weight decay, as far as it has such defaults."""
+        defaults = self._make([nn.Parameter(torch.zeros(1))]).defaults
+        rates = {name: float(defaults.get(name) or 0.0) for name in ("lr", "weight_decay")}
+        return {name: rate for name, rate in rates.items() if rate > 0}
+
     def require_usable(self, names: Iterable[str]) -> None:
         """Refuse, with a ConfigError, a pattern that matches no parameter of the network."""
         names = list(names)

@@ -86,7 +86,11 @@ class Subnet:
         """
         job = self._job
         if stochastic:
-            torch.manual_seed(rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1)
+            # torch.manual_seed would note a call, with its stack, for each kind of device that is not in use.
+            key = rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1
+            torch.default_generator.manual_seed(key)
+            if job.device.type == "cuda":
+                torch.cuda.manual_seed(key)
         if self._sparse and not job.run.optimizer.momentum:
             for layer in label_layers(self.network):
                 layer.rate, layer.decay = rate, job.run.optimizer.weight_decay

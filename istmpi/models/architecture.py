@@ -141,7 +141,10 @@ class Architecture:
         network = built(self.code, widths, device=device)
         absent = self._absent(lengths)
         for block in absent:
-            put(network, block.path, Absent())
+            module = network.get_submodule(block.path)
+            for parameter in module.parameters():
+                parameter.data = parameter.data.new_empty(0)
+            put(network, block.path, Absent(module, block.outputs))
         network.to(getattr(torch, self._dtype))
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
@@ -171,24 +174,18 @@ class Architecture:
         with without_values():  # buffers are computed, of which a network with a table written down has none
             return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
 
-    def plain(self) -> nn.Module:
+    def plain(self, seed: int = 0) -> nn.Module:
         """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
         import torch
 
         from istmpi.models.trials import seeded
 
-        with seeded():
+        with seeded(seed):
             return self.code.build().to(getattr(torch, self._dtype))
 
     def constructed(self, seed: int) -> dict[str, torch.Tensor]:
         """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
-        import torch
-
-        from istmpi.models.trials import seeded
-
-        with seeded(seed):
-            network = self.code.build().to(getattr(torch, self._dtype))
-        return {name: parameter.detach() for name, parameter in network.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self.plain(seed).named_parameters()}
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
         """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""

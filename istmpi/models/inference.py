@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 import torch
@@ -22,11 +23,12 @@ from istmpi.models.declared import declared
 from istmpi.models.leaves import without_values
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
+from istmpi.models.running import shortly
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread
 from istmpi.models.user import UserNetwork, Width
 
-READINGS = 512
+READINGS = 256
 """The largest number of readings of a width that are tried."""
 SEEDS = 4
 """The largest number of draws of random weights on which they are tried."""
@@ -110,12 +112,15 @@ class Inferred:
         return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
 
 
-def infer(network: UserNetwork) -> Inferred:
-    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all."""
+def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
+    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all.
+
+    ``full``: the network itself, if it has been built; it gets other values.
+    """
     shapes = _shapes(network)
-    built = network.build().eval()
-    require_trainable(network, built)
-    network.forward(built, *network.examples(2, torch.get_default_dtype()))
+    full = (full or network.build()).eval()
+    require_trainable(network, full)
+    shortly(network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     fixed = declared(network, shapes, moving)
@@ -130,7 +135,7 @@ def infer(network: UserNetwork) -> Inferred:
             Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
             for finding in findings
         ]
-        findings = [_of_blocks(network, finding, findings) for finding in findings]
+        findings = [_of_blocks(network, finding, findings, full) for finding in findings]
     blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
     patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
     return Inferred(patterns, tuple(findings))
@@ -186,11 +191,11 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding]) -> Finding:
+def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding], full: torch.nn.Module) -> Finding:
     if finding.problem != COUNTS:
         return finding
     lengths = {other.width.name: other.width.length for other in findings if other.proved}
-    blocks, problem = residual_blocks(network, finding.width, lengths)
+    blocks, problem = residual_blocks(network, finding.width, lengths, full)
     return Finding(finding.width, problem=problem, blocks=blocks)
 
 
@@ -219,9 +224,18 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
+    ratios = {
+        place: moving[width.name][place]
+        for name in trial.read_before("")
+        for place in moving[width.name]
+        if place[0] == name
+    }
+    read: list[str] = []
     for kind_of in _ALIKE:
-        for reading in itertools.islice(_readings(moving[width.name], kind_of, fixed), READINGS):
-            if broken := trial.broken_by(reading):
+        for reading in itertools.islice(_readings(ratios, kind_of, fixed, read), READINGS):
+            broken = trial.broken_by(reading)
+            read[:] = trial.read_before(broken)
+            if broken:
                 furthest = max(furthest, broken, key=trial.order)
             elif vague := trial.indifferent_to(reading, last):
                 problem = f"the outputs do not tell how its units lie in {vague}"
@@ -269,15 +283,28 @@ positions a unit; among them the same axis of each parameter; those of modules w
 
 
 def _readings(
-    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading
+    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, read: Collection[str]
 ) -> Iterator[Reading]:
-    """Return the ways to read the axes: axes of a kind alike, and some as they are declared."""
+    """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
+
+    ``ratios`` are in the order in which a network reads the axes. ``read``: the parameters that it had read where the
+    last way showed to be wrong, as do all that differ from it in others alone.
+    """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
-    factors = [[(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0] for ratio in ratio_of.values()]
-    for chosen in itertools.product(*factors):
-        reading = dict(zip(ratio_of, chosen))
-        yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
+
+    def completed(*chosen: tuple[int, int]) -> Iterator[Reading]:
+        if len(chosen) == len(ratio_of):
+            reading = dict(zip(ratio_of, chosen))
+            yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
+            return
+        kind, ratio = [*ratio_of.items()][len(chosen)]
+        for a in (a for a in range(1, ratio + 1) if ratio % a == 0):
+            yield from completed(*chosen, (a, ratio // a))
+            if not any(place[0] in read for place in kinds if kinds[place] == kind):
+                return
+
+    yield from completed()
 
 
 def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.inference import Inferred, infer
+from istmpi.models.inference import Inferred, infer, require_trainable
 from istmpi.models.leaf_proof import proved_leaves
 from istmpi.models.norms import Calibrated
+from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
-from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
-from istmpi.models.tracing import trace
+from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
+from istmpi.models.tracing import recorded, trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
 from istmpi.models.uses import SumRecorder, sums_of
@@ -42,31 +44,32 @@ def inspect(network: UserNetwork) -> Table:
 
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     """The table of a network, and what was found of each width; errors as of `inspect`."""
-    inferred = infer(network)
     again = built(network, seed=1)
+    require_trainable(network, again)
     second = _contents(_tensors(again))
+    inferred = infer(network, again)
     del again  # there need not be memory for both
     module = built(network, seed=0)
     first = _contents(_tensors(module))
     watched = _watch(network, module)
-    stochastic = _draws_random_numbers(network, module, watched.exits)
+    recorder, stochastic = _draws_random_numbers(network, module, watched.exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
                 f"{network.name}: its buffer {name} has random values, which would be others on every rank; frozen "
                 f"parameters are buffers. Compute it from a generator with a seed of its own."
             )
-    traced = trace(network, inferred.widths, inferred.blocks, module)
-    layers = _layers(module)
-    leaves = proved_leaves(network, inferred.widths)
+    traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
     scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
-    for name, parameter in module.named_parameters():
-        bound, centre = _initial(network, name, parameter, layers[name], scaled.fans, first[name], second[name])
+    for name, _ in module.named_parameters():
+        bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     for name, groups in sums.items():
         sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+    blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
+    leaves = proved_leaves(network, inferred.widths, module)
     table = Table(
         source=network.source.hash,
         settings=network.settings,
@@ -77,7 +80,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
         sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
         uses=scaled.uses,
-        folded=scaled.folded,
+        folded=folded,
         unscaled=scaled.unscaled,
         stochastic=stochastic,
         operators=traced.operators,
@@ -85,21 +88,12 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         residual=traced.residual,
         inexact=traced.inexact,
         preferred=network.preferred,
-        blocks=inferred.blocks,
+        blocks=blocks,
         leaves=leaves,
         exits=watched.exits,
         head=watched.head if watched.head in leaves else "",
     )
     return table, inferred
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A module that has a parameter, and the parameter's name in it."""
-
-    path: str
-    module: nn.Module
-    key: str
 
 
 @dataclass(frozen=True)
@@ -134,11 +128,11 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 
 
 def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
-    """Watch one forward pass in evaluation; refuses batch normalisations that are not called once in it."""
+    """Watch one forward pass in evaluation; refuses batch normalisations that are not called in it."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
-    normalised: set[int] = set()
+    normalised: dict[int, str] = {}
     recorder = SumRecorder()
 
     def made(name: str, output: torch.Tensor) -> None:
@@ -148,7 +142,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     def arrives(name: str, x: torch.Tensor) -> None:
         calls[name] += 1
         # The version counts changes in place since, such as an activation.
-        normalised.update(n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+        into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+        normalised.update(dict.fromkeys(into, name))
 
     hooks = [
         layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
@@ -163,35 +158,32 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     with hooked(hooks), recorder.following(module):
         returned = network.forward(module.eval(), *examples)
     for name, count in calls.items():
-        if count != 1:
+        if not count:
             raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is called {count} times in a forward pass; istmpi "
-                f"calibrates one mean and variance, of one call. Use a layer for each call."
+                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so that its "
+                f"moments cannot be calibrated. Leave it out of the constructor."
             )
     # A layer's own call reads its output as well where it writes into it.
     elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
     bare = frozenset(
         name
         for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
-        if number not in normalised or others
+        # The moments of several calls are averaged: of inputs that differ in scale some would count for more.
+        if others or calls.get(normalised.get(number)) != 1
     )
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     exits = network.exits_of(returned)
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
-def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> bool:
-    """Return True if a forward pass in training does.
+def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+    """Return a record of a forward pass in training, and whether it does.
 
     Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
     ``exits``, as many as in evaluation.
     """
     before = _contents(module.named_buffers())
-    with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        examples = network.examples(EXAMPLES, torch.get_default_dtype())
-        outputs = network.forward(module.train(), *examples, gradients=True)
-        draws = not torch.equal(state, torch.get_rng_state())
+    recorder, outputs, draws = recorded(network, module, EXAMPLES)
     if not outputs.requires_grad:
         raise ConfigError(
             f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
@@ -207,19 +199,9 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
         if before[name] != after.get(name):
             raise ConfigError(
                 f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
-                f"it, nor would checkpoints have it. Of what changes so, istmpi knows nn.BatchNorm1d, 2d and 3d alone."
+                f"it, nor would checkpoints have it. istmpi knows those of nn.BatchNorm and nn.InstanceNorm."
             )
-    return draws
-
-
-def _layers(module: nn.Module) -> dict[str, list[_Layer]]:
-    """The modules that have each parameter: several if it is tied."""
-    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers: dict[str, list[_Layer]] = {name: [] for name in name_of.values()}
-    for path, layer in module.named_modules():
-        for key, parameter in layer.named_parameters(recurse=False):
-            layers[name_of[id(parameter)]].append(_Layer(path, layer, key))
-    return layers
+    return recorder, draws
 
 
 def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
@@ -233,11 +215,30 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
     return sums
 
 
+def _never_called(
+    module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
+) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
+    """Blocks without ends that attention reads and never calls, whose parameters are among the ``folded`` now."""
+    folded = dict(folded)
+
+    def called(end: str, group: str) -> bool:
+        layer = module.get_submodule(end)
+        if not isinstance(layer, NonDynamicallyQuantizableLinear):
+            return True
+        for key, _ in layer.named_parameters():
+            folded[f"{end}.{key}"] = (*folded.get(f"{end}.{key}", ()), group)
+        return False
+
+    return {
+        group: [replace(block, ends=tuple(end for end in block.ends if called(end, group))) for block in several]
+        for group, several in blocks.items()
+    }, folded
+
+
 def _initial(
     network: UserNetwork,
+    module: nn.Module,
     name: str,
-    parameter: nn.Parameter,
-    layers: list[_Layer],
     fans: Mapping[str, int],
     first: tuple[int, float | None],
     second: tuple[int, float | None],
@@ -247,6 +248,8 @@ def _initial(
     The bound follows from the length that products with the parameter sum over. One that goes into no product has the
     mean and the deviation that its constructor gives it.
     """
+    path, _, key = name.rpartition(".")
+    layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
         raise ConfigError(
             f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
@@ -254,8 +257,8 @@ def _initial(
         )
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
-    if layers and isinstance(layers[0].module, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
-        weight = layers[0].module.weight if layers[0].key == "bias" else parameter
+    if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
+        weight = layer.weight if key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0
     if fan := fans.get(name) or fans.get(name.replace("bias", "weight")):
         return fan**-0.5, 0.0

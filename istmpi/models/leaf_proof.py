@@ -1,9 +1,8 @@
 """The layers of a network that may be leaves: tried on a small network.
 
 The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it. A weight that is read elsewhere, as a tied one that
-is multiplied by hand, is seen; its layers are no leaves then. Where the outputs differ for another reason, no layer is
-one.
+to the last bit, those of the network as its constructor makes it; else there are none. The layers of a weight that is
+read elsewhere, as a tied one that is multiplied by hand, are no leaves.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
+from istmpi.models.running import shortly
 from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork
 
@@ -25,29 +26,33 @@ Leaves = dict[str, tuple[str, ...]]
 """The names of leaves' parameters by the names of their modules."""
 
 
-def proved_leaves(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
-    """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie."""
+def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
+    """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie.
+
+    ``full``: the network itself, if it has been built; it gets other values.
+    """
     for tried in (few(lengths), lengths):
         try:
             with one_thread():
-                return _proved(network, tried)
+                return _proved(network, tried, full if tried == lengths else None)
         except ConfigError:
             continue
     return {}
 
 
-def _proved(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
+def _proved(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module | None) -> Leaves:
     """ConfigError where the network cannot be built and run at these lengths."""
-    real = built(network, lengths).eval()
+    real = (real or built(network, lengths)).eval()
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
     values = {}
     for name, parameter in real.named_parameters():
         values[name] = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
         parameter.data = values[name]
     with seeded():
-        expected = network.forward(real, *network.examples(EXAMPLES, torch.get_default_dtype()))
+        examples = network.examples(EXAMPLES, torch.get_default_dtype())
+        x, expected = shortly(network, examples, partial(network.forward, real))
     while leaves:
-        outputs, read = _tried(network, lengths, values, leaves)
+        outputs, read = _tried(network, lengths, values, leaves, x)
         if not read:
             same = outputs is not None and torch.equal(outputs.nan_to_num(), expected.nan_to_num())
             return leaves if same else {}
@@ -56,7 +61,11 @@ def _proved(network: UserNetwork, lengths: Mapping[str, int]) -> Leaves:
 
 
 def _tried(
-    network: UserNetwork, lengths: Mapping[str, int], values: Mapping[str, torch.Tensor], leaves: Leaves
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    values: Mapping[str, torch.Tensor],
+    leaves: Leaves,
+    x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
     """The outputs with these leaves, None where it fails; and the parameters that were read elsewhere."""
     try:
@@ -72,7 +81,7 @@ def _tried(
     outputs = None
     with seeded():
         try:
-            outputs = network.forward(module, *network.examples(EXAMPLES, torch.get_default_dtype()))
+            outputs = network.forward(module, *x)
         except ConfigError:
             pass
     parameters = (parameter for part in module.modules() for parameter in part._parameters.values())

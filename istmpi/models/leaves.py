@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from istmpi.models.label_blocks import LabelBlocks
+from istmpi.models.trials import Watching
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -215,15 +215,11 @@ def without_values() -> Iterator[None]:
         handle.remove()
 
 
-class _Unfilled(TorchDispatchMode):
+class _Unfilled(Watching):
     """Changes in place of tensors on the meta device are left out.
 
     They would change nothing, and PyTorch would import its decompositions for them, for seconds.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:

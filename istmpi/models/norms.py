@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -15,6 +15,8 @@ from istmpi.models.operators import EPSILON
 from istmpi.models.trials import hooked
 from istmpi.trees import call
 
+Moments = tuple[torch.Tensor, torch.Tensor]
+
 
 class Calibrated:
     """A normalisation of every unit over the batch, or by ``moments`` once they are set: ``[batch, units, ...]``.
@@ -23,8 +25,10 @@ class Calibrated:
     would be wrong there. `istmpi.evaluation` takes the full network's moments on a sample of the training data.
     """
 
-    moments: tuple[torch.Tensor, torch.Tensor] | None = None
+    moments: Moments | None = None
     """Mean and variance of every unit, ``[units]`` each."""
+    each = False
+    """Every example is normalised by itself while there are no moments."""
 
 
 class BatchNorm(Calibrated, nn.Module):
@@ -44,40 +48,49 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """The normalisation of a class derived from PyTorch's, whose forward reads running statistics: the moments."""
+    """The normalisation of another class of PyTorch's or derived from it, which reads running statistics: the moments.
+
+    It follows ``track_running_stats``, by which an instance normalisation decides whether it reads them.
+    """
 
     @property
-    def moments(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def moments(self) -> Moments | None:
         return None if self.running_mean is None else (self.running_mean, self.running_var)
 
     @moments.setter
-    def moments(self, moments: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    def moments(self, moments: Moments | None) -> None:
         self.running_mean, self.running_var = moments or (None, None)
+        self.track_running_stats = moments is not None
 
 
 @cache
 def _calibrated(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (_OfAnotherClass, kind), {})
+    return type(kind.__name__, (_OfAnotherClass, kind), {"each": issubclass(kind, INSTANCE_NORMS)})
+
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations, PyTorch's own and those of derived classes, into such without running statistics."""
-    kinds = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+    """Turn batch normalisations, PyTorch's own and those of derived classes, into such without running statistics.
+
+    So are instance normalisations that have some.
+    """
     for module in network.modules():
-        if type(module) in kinds:
+        if type(module) in BATCH_NORMS:
             module._buffers.clear()
             module.__class__ = BatchNorm
-        elif isinstance(module, kinds):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
+        elif isinstance(module, BATCH_NORMS) or (isinstance(module, INSTANCE_NORMS) and module.track_running_stats):
             module.__class__ = _calibrated(type(module))
+            module.moments = module.num_batches_tracked = None
 
 
 def calibrate(
     network: nn.Module,
     layers: Mapping[str, Calibrated],
     inputs: tuple[Any, ...],
-    moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
+    moments_of: Callable[[torch.Tensor, str, bool], Moments],
 ) -> None:
     """Run a network on a batch's inputs once, `calibrating` its layers."""
     with torch.no_grad(), calibrating(layers, moments_of):
@@ -86,21 +99,36 @@ def calibrate(
 
 @contextmanager
 def calibrating(
-    layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+    layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Each batch normalisation takes the moments of its input, in turn, in a forward pass within.
+    """Each normalisation takes the moments of its input, in turn, in a forward pass within.
 
-    ``moments_of`` gets that input and the layer's name.
+    One that is called several times has the mean of its calls' moments. ``moments_of`` gets that input, the layer's
+    name, and whether it normalises each example.
     """
+    taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:
-        layer.moments = moments_of(inputs[0], name)
+        layer.moments = moments_of(inputs[0], name, layer.each)
+        taken.setdefault(name, []).append(layer.moments)
 
     with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
         yield
+    for name, moments in taken.items():
+        layers[name].moments = averaged(moments)
 
 
-def moments_of(x: torch.Tensor, layer: str = "") -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance ``[units]`` of every unit of ``[batch, units, ...]``, alike for any ``layer``."""
-    variance, mean = torch.var_mean(x, dim=[0, *range(2, x.ndim)], correction=0)
+def averaged(moments: Sequence[Moments]) -> Moments:
+    """The mean of the moments of several calls, as running statistics have it."""
+    mean, variance = (torch.stack(several).mean(0) for several in zip(*moments))
     return mean, variance
+
+
+def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
+    """Mean and variance ``[units]`` of every unit of ``[batch, units, ...]``, alike for any ``layer``.
+
+    ``each``: the mean of the examples' own variances.
+    """
+    axes = [0, *range(2, x.ndim)]
+    variance, mean = torch.var_mean(x, dim=axes, correction=0)
+    return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance

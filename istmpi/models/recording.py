@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.engine.axes import Pattern
 from istmpi.models.operators import Operator
 from istmpi.models.scaling import modules_noted, storage_of, tensors_in
+from istmpi.models.trials import Watching
 
 NORMALISATIONS = {
     "native_batch_norm",
@@ -67,7 +67,7 @@ class _Product:
     columns: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Watching):
     """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
 
     def __init__(self, network: nn.Module, *inputs: torch.Tensor):
@@ -83,14 +83,11 @@ class Recorder(TorchDispatchMode):
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         self._inputs_behind: dict[int, int] = {}
+        self._constant = 0
         self._modules = [""]
         self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
@@ -113,6 +110,8 @@ class Recorder(TorchDispatchMode):
             if self._is_weight(product.weight):
                 layers |= 1 << number
                 self._inputs_behind[number] = before
+                if not product.inner and self._is_weight(product.x):
+                    self._constant |= 1 << number
                 behind |= 1 << number
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
@@ -179,14 +178,14 @@ class Recorder(TorchDispatchMode):
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
         Left out are recurrences: layers that made the other summand as well, at another time, and those of one
-        recurrent module.
+        recurrent module; and tables of places, which several layers may add to what they make, as T5's.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.records[number].parameter for number in _bits(second)}
             for later in _bits(second):
                 module = self.records[later].module
                 within = module if module in self._recurrent else None
-                for number in _bits(first & self._inputs_behind[later]):
+                for number in _bits(first & self._inputs_behind[later] & ~self._constant):
                     if self.records[number].parameter not in makers and self.records[number].module != within:
                         self.joins.add((number, later))
 

@@ -8,8 +8,8 @@ gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,16 +22,32 @@ from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
 from istmpi.models.trials import alike, few, hooked, random_values
 from istmpi.models.user import UserNetwork, Width
+from istmpi.trees import mapped
 
 EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a block that a rank does not hold."""
+    """The identity, in place of a ``block`` that a rank does not hold; what a network reads of it is the block's.
+
+    Where the block returns a tuple of ``outputs``, the others are None. ``made``: what it returns instead.
+    """
+
+    def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
+        super().__init__()
+        self.__dict__["_block"] = block  # no module of the network's
+        self._outputs, self._made = outputs, made
+
+    def __getattr__(self, name: str) -> Any:
+        if "_block" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_block"], name)
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
         """The block's first argument, unchanged."""
-        return x
+        if self._made is not None:
+            return _copied(self._made)
+        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
@@ -41,11 +57,12 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def residual_blocks(
-    network: UserNetwork, width: Width, lengths: Mapping[str, int]
+    network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
     """The residual blocks that an integer of the constructor counts, or the problem.
 
-    ``lengths``: of the widths that can be dealt out, which are tried at few units.
+    ``lengths``: of the widths that can be dealt out, which are tried at few units. ``full``: the network itself, which
+    gets other values.
     """
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
@@ -54,7 +71,7 @@ def residual_blocks(
     path = grown[0]
     for tried in (few(lengths), {}):
         try:
-            built = network.build(tried)
+            built = network.build(tried) if tried else full
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
             x, _ = running(network, built, EXAMPLES, partial(network.forward, built.eval()))
@@ -76,49 +93,40 @@ def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
     """The modules of a network that are residual blocks."""
-    calls = _calls(network, built, x, paths)
-    for path in paths:
-        block = built.get_submodule(path)
-        if len(calls[path]) != 1 or _shares_parameters(built, path):
-            continue
-        inputs, named, made = calls[path][0]
-        if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
-            continue
-        ends = _ends(block, inputs, named)
-        if ends:
-            with _silent(block.get_submodule(end) for end in ends):
-                silent = network.forward(built, *x)
-            put(built, path, Absent())
-            try:
-                without = network.forward(built, *x)
-            finally:
-                put(built, path, block)
-            if alike(without, silent):
-                yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends))
+    calls, blocks = _calls(network, built, x, paths), {path: built.get_submodule(path) for path in paths}
+    try:
+        for path, block in blocks.items():
+            if len(calls[path]) != 1 or _shares_parameters(built, path):
+                continue
+            inputs, named, returned = calls[path][0]
+            made, outputs = _first(returned), len(returned) if isinstance(returned, tuple) else 0
+            if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
+                continue
+            if ends := _ends(block, inputs, named):
+                with _times(0, [block.get_submodule(end) for end in ends]):
+                    silent = network.forward(built, *x)
+                put(built, path, Absent(block, outputs))
+                with suppress(ConfigError):  # it needs this one
+                    if alike(network.forward(built, *x), silent):
+                        yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
+            put(built, path, Absent(block, made=returned))  # the next ones need not compute it again
+    finally:
+        for path, block in blocks.items():
+            put(built, path, block)
 
 
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The calls of each module in a forward pass: inputs, named inputs and output."""
+    """The calls of each module in a forward pass: inputs, as it leaves them, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
-    def note(path: str, inputs: Any, named: Any) -> None:
-        calls[path].append([_copied(inputs), named, None])
+    def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        calls[path].append((_copied(inputs), named, _copied(output)))
 
-    def made(path: str, output: Any) -> None:
-        calls[path][-1][2] = output
-
-    handles = []
-    for path in paths:
-        module = built.get_submodule(path)
-        handles += [
-            module.register_forward_pre_hook(
-                lambda _, inputs, named, path=path: note(path, inputs, named), with_kwargs=True
-            ),
-            module.register_forward_hook(lambda _, __, output, path=path: made(path, output)),
-        ]
-    with hooked(handles):
+    with hooked(
+        built.get_submodule(path).register_forward_hook(partial(note, path), with_kwargs=True) for path in paths
+    ):
         network.forward(built, *x)
     return calls
 
@@ -136,23 +144,27 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
     They have their names in the block: the empty one is the block itself.
     """
     called: list[str] = []
+    attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
 
     def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, torch.Tensor) and name not in called and _is_homogeneous(layer, inputs, output):
-            called.append(name)
+        end = (
+            f"{name}.out_proj".lstrip(".") if name in attentions else name
+        )  # whose weights it reads, and never calls it
+        if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
+            called.append(end)
 
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
-        for name, layer in layers.items()
+        for name, layer in (layers | attentions).items()
     ]
     with hooked(hooks), torch.no_grad():
         block(*_copied(inputs), **named)
     ends = list(called)
 
     def is_identity(silent: Sequence[str]) -> bool:
-        with _silent(layers[name] for name in silent), torch.no_grad():
-            return alike(block(*_copied(inputs), **named), inputs[0])
+        with _times(0, [layers[name] for name in silent]), torch.no_grad():
+            return alike(_first(block(*_copied(inputs), **named)), inputs[0])
 
     if not is_identity(ends):
         return ()
@@ -165,20 +177,29 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
     """Return True if a layer makes twice as much with twice its parameters."""
-    values = dict(layer._parameters)
     try:
-        for name, parameter in values.items():
-            layer._parameters[name] = parameter if parameter is None else 2 * parameter
-        return alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
+        with _times(2, [layer]):
+            return isinstance(output, torch.Tensor) and alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
     except Exception:  # somebody else's layer was called in another way
         return False
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) and output else output
+
+
+def _copied(value: Any) -> Any:
+    return mapped(torch.Tensor.clone, value)
+
+
+@contextmanager
+def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let layers have so many times their parameters, without which homogeneous ones are silent."""
+    before = [(layer, dict(layer._parameters)) for layer in layers]
+    try:
+        for layer, values in before:
+            layer._parameters.update({key: it if it is None else factor * it for key, it in values.items()})
+        yield
     finally:
-        layer._parameters.update(values)
-
-
-def _copied(inputs: Sequence[Any]) -> list[Any]:
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-
-
-def _silent(layers: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    return hooked([layer.register_forward_hook(lambda _, __, output: torch.zeros_like(output)) for layer in layers])
+        for layer, values in before:
+            layer._parameters.update(values)

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
+from istmpi.models.trials import large
 from istmpi.models.user import UserNetwork
 
 TOKENS = 8
 """The length of a short window: axes are the same for all, and outputs may be many."""
-IN_DOUBLE = 10**8
-"""The most weights of a network that is run in double precision."""
 
 
 def running(
@@ -24,13 +23,19 @@ def running(
 
     It is run in double precision, in its own where that fails or it is large.
     """
-    large = sum(parameter.numel() for parameter in module.parameters()) > IN_DOUBLE
-    for dtype in (torch.float64, torch.get_default_dtype())[large:]:
-        module.to(dtype).eval()
-        x = network.examples(count, dtype)
-        if network.tokens:
-            with suppress(ConfigError):
-                return (short := (x[0][:, :TOKENS],)), run(*short)
+    if not large(module):
+        module.to(torch.float64).eval()
         with suppress(ConfigError):
-            return x, run(*x)
+            return shortly(network, network.examples(count, torch.float64), run)
+    module.to(torch.get_default_dtype()).eval()
+    return shortly(network, network.examples(count, torch.get_default_dtype()), run)
+
+
+def shortly(
+    network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Short windows of examples, if ``run`` takes these, or else the examples; and what it makes of them."""
+    if network.tokens:
+        with suppress(ConfigError):
+            return (short := (x[0][:, :TOKENS],)), run(*short)
     return x, run(*x)

@@ -38,6 +38,8 @@ class ResidualBlock:
 
     path: str
     ends: tuple[str, ...]
+    outputs: int = 0
+    """The number of its outputs, of which the first one counts; 0 for one that is no tuple."""
 
     def has(self, name: str) -> bool:
         """Return True if a module, or a parameter, is the block's own."""
@@ -168,7 +170,7 @@ class Table:
             inexact=tuple(tree["inexact"]),
             preferred=tuple(tree.get("preferred", ())),
             blocks={
-                name: tuple(ResidualBlock(block["path"], tuple(block["ends"])) for block in blocks)
+                name: tuple(ResidualBlock(**{**block, "ends": tuple(block["ends"])}) for block in blocks)
                 for name, blocks in tree.get("blocks", {}).items()
             },
             leaves=names("leaves"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log, prod
 from typing import Any
 
@@ -111,26 +112,8 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     )
 
 
-def gcn_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """The table of `istmpi.models.gcn.GCN`, in which an example is a node."""
-    return _graph_table(facts, settings, ("products",))
-
-
-def sage_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """The table of `istmpi.models.sage.SAGE`, in which an example is a node."""
-    return _graph_table(facts, settings, ("own", "heard"))
-
-
-_TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
-    "mlp": mlp_table,
-    "xc": xc_table,
-    "gcn": gcn_table,
-    "sage": sage_table,
-}
-
-
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """The table of layers with a product in each of these ``lists``."""
+    """The table of a network whose examples are nodes, with a product of each layer in each of these ``lists``."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
@@ -148,6 +131,14 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
         shape = Pattern.parse(f"1 0 {before if not number and settings['aggregate_first'] else width}")
         layers.operators.append(Operator(shape, "", AGGREGATION, gradients=1, lookups=facts.degree))
     return layers.table(normalised=tuple(layers.groups) if settings["norm"] == "layer" else ())
+
+
+_TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
+    "mlp": mlp_table,
+    "xc": xc_table,
+    "gcn": partial(_graph_table, lists=("products",)),
+    "sage": partial(_graph_table, lists=("own", "heard")),
+}
 
 
 class _Layers:

@@ -2,10 +2,8 @@
 
 The network is built with few units and run on examples under a mode that sees each of PyTorch's operations. Then each
 width is doubled in turn, and the examples: a size that doubles has that width as a factor. The full network must have
-the sizes that follow; where it has not, its own sizes stand for all widths.
-
-Small networks are really run: the meta device, on which nothing would be computed, first imports PyTorch's
-decompositions for some seconds, and the full network is run for other reasons anyway.
+the sizes that follow; where it has not, its own sizes stand for all widths. All are really run: for the meta device
+PyTorch first imports its decompositions, for some seconds.
 """
 
 from __future__ import annotations
@@ -47,17 +45,22 @@ class Traced:
 
 
 def trace(
-    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: nn.Module | None = None
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    blocks: Blocks = NO_BLOCKS,
+    full: nn.Module | None = None,
+    recorder: Recorder | None = None,
 ) -> Traced:
     """The computation of a network, in terms of these widths and blocks of it; ConfigError where it cannot be run.
 
-    ``full``: the network itself, if it has been built already.
+    ``full``: the network itself, and ``recorder``: that of a pass, if there are some already.
     """
     full = full or built(network)
-    recorder = _recorder(network, full, EXAMPLES)
+    recorder = recorder or recorded(network, full, EXAMPLES)[0]
     of_full = recorder.records
     with one_thread():
-        small = _Family.of(network, few(lengths), of_full, full if few(lengths) == lengths else None)
+        small = _Family.of(network, lengths, of_full, full) if few(lengths) == lengths else None
+        small = small or _Family.of(network, few(lengths), of_full)
     small = small or _Family.of(network, lengths, of_full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
@@ -89,6 +92,7 @@ class _Family:
     """The records of a network at some lengths, and again with each width, or the examples, doubled."""
 
     lengths: Mapping[str, int]
+    examples: int
     records: Sequence[Record]
     doubled: Mapping[str, Sequence[Record]]
     """The records with a width doubled, by its name; the examples have an empty one."""
@@ -97,17 +101,21 @@ class _Family:
     def of(
         network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
     ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be built and run, or computes other things."""
+        """The family at these lengths; None where a member cannot be built and run, or computes other things.
 
-        def records(lengths: Mapping[str, int]) -> list[Record]:
-            return _recorder(network, built(network, lengths), EXAMPLES).records
+        ``full``: the network itself, which may be large: an example is enough, for that of all is expected.
+        """
+        examples = EXAMPLES // 2 if full else EXAMPLES
+
+        def records(module: nn.Module, examples: int = examples) -> list[Record]:
+            return recorded(network, module, examples)[0].records
 
         try:
             module = full or built(network, lengths)
-            base, doubled = (_recorder(network, module, count * EXAMPLES).records for count in (1, 2))
-            family = _Family(lengths, base, {"": doubled})
+            doubled = {"": expected if full else records(module, 2 * examples)}
             for name, length in lengths.items():
-                family.doubled[name] = records({**lengths, name: 2 * length})
+                doubled[name] = records(built(network, {**lengths, name: 2 * length}))
+            family = _Family(lengths, examples, records(module), doubled)
         except ConfigError:
             return None
         kinds = [record.what for record in expected]
@@ -126,7 +134,7 @@ class _Family:
             if None in powers.values():
                 return None
             batch = powers.pop("")
-            factor, of_full = EXAMPLES**batch, EXAMPLES**batch
+            factor, of_full = self.examples**batch, EXAMPLES**batch
             for name, power in powers.items():
                 factor, of_full = factor * self.lengths[name] ** power, of_full * full[name] ** power
             literal, rest = divmod(size, factor)
@@ -144,14 +152,16 @@ def _power(doubled: int, size: int) -> int | None:
     return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
 
 
-def _recorder(network: UserNetwork, module: nn.Module, examples: int) -> Recorder:
-    """The recorder of a forward pass of a built network, as in training."""
+def recorded(network: UserNetwork, module: nn.Module, examples: int) -> tuple[Recorder, torch.Tensor, bool]:
+    """The record and the outputs of a forward pass of a built network, as in training; True if it draws numbers."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, *tensors_of(x)), torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
     try:
         with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:
-            network.forward(module.train(), *x, gradients=True)
+            state = torch.get_rng_state()
+            outputs = network.forward(module.train(), *x, gradients=True)
+            return recorder, outputs, not torch.equal(state, torch.get_rng_state())
     finally:
         torch.backends.mkldnn.enabled = fused
-    return recorder

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 FEW = 4
@@ -14,8 +15,23 @@ FEW = 4
 TOLERANCE = {torch.float64: 1e-5}
 """The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
 single precision even where all is in double; a wrong reading changes outputs far more."""
+IN_DOUBLE = 10**8
+"""The most weights of a network that is run in double precision."""
 COARSE = 1e-3
 """This largest difference for outputs of other precisions."""
+
+
+class Watching(TorchDispatchMode):
+    """A mode that sees each of PyTorch's operations, without that PyTorch imports its compiler for it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def large(network: nn.Module) -> bool:
+    """Return True if a network is not run in double precision."""
+    return sum(parameter.numel() for parameter in network.parameters()) > IN_DOUBLE
 
 
 def few(lengths: Mapping[str, int]) -> dict[str, int]:
@@ -33,12 +49,12 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Values for a network's parameters that let something through: float64."""
-    drawn = {}
+    """Values for a network's parameters that let something through: float64, of a large one float32."""
+    drawn, dtype = {}, torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
-        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
         fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-        drawn[name] = values / fan**0.5 + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+        drawn[name] = values.div_(fan**0.5).add_(1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
     return drawn
 
 

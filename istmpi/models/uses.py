@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
 from istmpi.models.scaling import Call, Provenance, call_of, modules_noted, reduced, storage_of, tensors_in
 from istmpi.models.table import Use
-from istmpi.models.trials import few, one_thread, seeded
+from istmpi.models.trials import Watching, few, one_thread, seeded
 from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
@@ -56,7 +55,7 @@ class Seen:
     """The softmaxes that made its weights, by their numbers among all that was seen."""
 
 
-class SumRecorder(TorchDispatchMode):
+class SumRecorder(Watching):
     """Keeps the sums of a network's forward pass in their order, softmaxes among them."""
 
     def __init__(self) -> None:
@@ -70,10 +69,6 @@ class SumRecorder(TorchDispatchMode):
         self._weights: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
         self.readers: dict[int, set[str]] = {}
         """The modules in which each storage is read."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:

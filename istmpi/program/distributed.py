@@ -34,7 +34,7 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
 from istmpi.program.round import Round
 from istmpi.program.settings import dotted
-from istmpi.program.streams import Rows, Stream, examples_in, own_batches
+from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
@@ -77,6 +77,8 @@ class Distributed:
         self.communicator = communicator or world()
         with self.communicator.agreed():
             inputs = inputs_of(example)
+        inputs = self.communicator.broadcast_from_root(inputs)
+        with self.communicator.agreed():
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
@@ -84,6 +86,9 @@ class Distributed:
             chosen = dict(dotted(given))
             if made:
                 chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
+                chosen |= {f"optimizer.{name}": value for name, value in made.rates.items()}
+            # Initial values are the constructor's, but for a network that no rank may hold.
+            chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
             name = class_name(network)
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
@@ -98,8 +103,9 @@ class Distributed:
         )
         self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
-        self._streams: dict[int, tuple[Iterable[Any], Stream]] = {}
+        self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
+        self._metrics: Callable[[], list[dict[str, Any]]] = list
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
         if made:
@@ -115,7 +121,7 @@ class Distributed:
         rounds: int,
         *,
         folder: str | Path = "",
-        resume: str = "",
+        resume: str | Path | None = None,
         watch: Watch | None = None,
         signals: bool = True,
         deadline: float | None = None,
@@ -123,9 +129,13 @@ class Distributed:
     ) -> Iterator[Round]:
         """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
 
-        Arguments as of `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises
-        StoppedError on every rank, all saved, where the run is asked to stop.
+        ``folder``: by default runs/NAME, with a number behind the class's name where that is taken. ``resume``:
+        ``"auto"`` for what is in the folder, if anything, or a checkpoint or a run's folder. Other arguments as of
+        `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises StoppedError on every
+        rank, all saved, where the run is asked to stop.
         """
+        if resume and resume != "auto" and not Path(resume).exists():
+            raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, the folder of a run, or nothing.")
         run = self.run.override({"train.rounds": rounds, "output.folder": str(folder)}, "Distributed")
 
         def begin(stop: StopSign) -> Training:
@@ -133,18 +143,24 @@ class Distributed:
             return self.training
 
         watch = watch or (Printing() if self.communicator.rank == 0 else None)
-        with recorded(run, self.communicator, begin, watch, resume, deadline, signals) as (training, record):
+        with recorded(run, self.communicator, begin, watch, str(resume or ""), deadline, signals) as (training, record):
             self.run = run
             if record is None:
                 return
-            self._note = record.note
+            self._note, loaders = record.note, record.folder / "loaders"
+            self._streams.load(loaders, training.rounds_done)
+            self._metrics = record.metrics
             while not (training.done or training.stop.reason):
+                self._together(f"round {training.rounds_done + 1}")
                 self._round = Round(self, training)
                 yield self._round
                 if not self._round.finished():
                     break
                 record.add(training.progress(self._score_of_round()))
+                if training.checkpoint_due or training.stop.reason:
+                    self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
+            self._together("the end of the rounds")
             self.summary = record.end(network)
 
     def _score_of_round(self) -> Score | None:
@@ -170,6 +186,7 @@ class Distributed:
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
+        self._together("evaluate")
         training, communicator = self.training, self.communicator
         with training.clock("evaluate"):
             training.method.publish()
@@ -215,6 +232,7 @@ class Distributed:
     def save(self, path: str | Path) -> Path:
         """Save the network as ``network.h5`` for the commands of istmpi, every rank its rows. Collective."""
         training, path = self.training, Path(path)
+        self._together("save")
         self._require_calibrated()
         writer = choose(training.run.checkpoint.writer, self.communicator)
         commit(path, *training.state(), writer, self.communicator)
@@ -230,6 +248,7 @@ class Distributed:
         from istmpi.deploy.program import whole_state
 
         training, values = self.training, {}
+        self._together("state_dict")
         self._require_calibrated()
         training.method.publish()
         store = training.store
@@ -267,12 +286,26 @@ class Distributed:
             "memory_of_largest_rank": asdict(counted.largest.memory),
         }
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return a line for each round done, those before resuming included, as in metrics.jsonl. Collective."""
+        self._together("metrics")
+        with self.communicator.agreed():
+            lines = self._metrics() if self.communicator.rank == 0 else None
+        return self.communicator.broadcast_from_root(lines)
+
+    def _together(self, call: str) -> None:
+        """Refuse, on every rank, ranks that came to different collective calls. Collective."""
+        calls = self.communicator.allgather(call)
+        if len(set(calls)) > 1:
+            rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
+            raise ConfigError(
+                f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
+                f"calls of the job in the same order: take them out of `if rank == 0`."
+            )
+
     def stream(self, loader: Iterable[Any]) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""
-        if id(loader) not in self._streams:
-            rank, ranks = self.communicator.rank, self.communicator.size
-            self._streams[id(loader)] = loader, Stream(loader, self.run.train.seed, rank, ranks, self._note)
-        return self._streams[id(loader)][1]
+        return self._streams.of(loader, self._note)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""
@@ -293,10 +326,15 @@ class Printing(Watch):
 
     def started(self, training: Training, folder: Any, saver: Any) -> None:
         self._every = max(training.run.train.rounds // 10, 1)
-        self._training = training
-        self.noticed(
-            f"{training.run.name} in {folder.path}, {training.communicator.size} ranks, {training.run.method.name}"
-        )
+        name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
+        self.noticed(f"{name} in {folder.path}, {method} on {ranks} ranks")
+        network = training.architecture
+        dealt = training.method.spec.groups(training.run, network)
+        if dealt:
+            others = {group: "by default" for group in network.groups if group not in dealt} | network.table.undealt
+            whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
+            names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
+            self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
 
     def progressed(self, progress: Any) -> None:
         if progress.round % self._every == 0 or progress.score:

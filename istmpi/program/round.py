@@ -38,8 +38,15 @@ class Round:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the module's parameters. Its ``step`` takes a local step."""
+        """The optimizer of the module's parameters, until the round's end. Its ``step`` takes a local step."""
+        if self._method.subnet.optimizer is None:
+            raise self._error("its optimizer is gone with its end; round.rate has the learning rate")
         return self._method.subnet.optimizer
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last local step that was begun."""
+        return self._method.rate(self._step)
 
     @property
     def local_steps(self) -> int:
@@ -77,7 +84,8 @@ class Round:
                 raise self._error(
                     f"local step {self._local_step + 1} was not taken. Call round.step(loss), or round.optimizer.step()"
                 )
-            self._require_same_parameters()
+            if self._local_step + 1 == self.local_steps:
+                self._require_same_parameters()
             self._advance()
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -87,10 +95,12 @@ class Round:
         that is not one number, or has no gradient.
         """
         self._require_loss(loss)
-        self._losses.append(loss.detach().reshape(()))
-        loss = loss / self._parts if self._parts > 1 else loss
+        noted = loss.detach().reshape(())
+        if self._parts > 1:
+            self._losses.append(noted)
+            loss, noted = loss / self._parts, sum(self._losses) / self._parts
         (scaler.scale(loss) if scaler else loss).backward()
-        if len(self._losses) < self._parts:
+        if len(self._losses) % self._parts:
             return
         if scaler:
             self._method.before_update()
@@ -101,8 +111,8 @@ class Round:
             self._taken = True
         else:
             self.optimizer.step()
-        self.note(sum(self._losses) / self._parts)
-        self._losses = []
+        self.note(noted)
+        self._losses.clear()
 
     def note(self, loss: torch.Tensor) -> None:
         """Count the loss of a local step that is taken by hand, with round.optimizer.step()."""
@@ -127,7 +137,6 @@ class Round:
             return
         self._step, self._taken, self._averaged = method.first_step(self.number - 1) + self._local_step, False, False
         method.job.communicator.whereabouts.step(self._local_step + 1)
-        method.batch(self._step)
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
             self.optimizer.step = self._update

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from istmpi import rng
+from istmpi.comm import Communicator
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Split
 from istmpi.data.placement import place
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
+from istmpi.files import appearing
 from istmpi.trees import tensors_of
 
 
@@ -50,16 +53,28 @@ class Stream:
 
     def __init__(self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None]):
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
+        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
             rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             self._batches = Batches(Rows(len(loader.dataset)), rows, loader.batch_size, seed, rank)
-        else:
+            if loader.num_workers:
+                note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
+        elif workers := getattr(loader, "num_workers", 0):
+            raise ConfigError(
+                f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give num_workers=0."
+            )
+        elif not self.stateful:
             note(
                 f"{type(loader).__name__} is taken in its own order: a resumed run begins it anew, and does not repeat "
                 f"the uninterrupted one. With a DataLoader of a map-style data set and shuffle=True it would."
             )
+
+    @property
+    def state(self) -> Any:
+        """The loader's own state; None where it has none."""
+        return self._loader.state_dict() if self.stateful else None
 
     @property
     def examples(self) -> int | None:
@@ -88,6 +103,52 @@ class Stream:
             for batch in self._iterator:
                 return batch
         raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on this rank.")
+
+
+class Streams:
+    """The streams of a program's loaders, in the order of their first use. Collective."""
+
+    def __init__(self, communicator: Communicator, seed: int):
+        self._communicator, self._seed = communicator, seed
+        self._streams: dict[int, Stream] = {}
+        self._states: list[Any] = []
+
+    def of(self, loader: Iterable[Any], note: Callable[[str], None]) -> Stream:
+        """Return a loader's stream; DataError where its data set has another length on some rank."""
+        if id(loader) not in self._streams:
+            communicator = self._communicator
+            with communicator.agreed():
+                stream = Stream(loader, self._seed, communicator.rank, communicator.size, note)
+            lengths = communicator.allgather(len(loader.dataset) if draws_at_random(loader) else None)
+            with communicator.agreed():
+                if lengths[0] != lengths[communicator.rank]:
+                    raise DataError(
+                        f"the loader's data set has {lengths[communicator.rank]} examples, on rank 0 {lengths[0]}. "
+                        f"Give all ranks the same data set: each draws from its own part."
+                    )
+            if stream.stateful and len(self._streams) < len(self._states):
+                loader.load_state_dict(self._states[len(self._streams)])
+            self._streams[id(loader)] = stream
+        return self._streams[id(loader)]
+
+    def save(self, folder: Path, round: int, kept: int) -> None:
+        """Save the states of loaders that have one, on this rank, and forget those of all but a few rounds."""
+        if any(stream.stateful for stream in self._streams.values()):
+            folder.mkdir(parents=True, exist_ok=True)
+            states = [stream.state for stream in self._streams.values()]
+            with appearing(folder / f"{round}-{self._communicator.rank}.pt") as file:
+                torch.save(states, file)
+            files = sorted(
+                folder.glob(f"*-{self._communicator.rank}.pt"), key=lambda path: int(path.stem.split("-")[0])
+            )
+            for path in files[: -kept - 1]:
+                path.unlink(missing_ok=True)
+
+    def load(self, folder: Path, round: int) -> None:
+        """Take the states that this rank saved after a round, if it did."""
+        path = folder / f"{round}-{self._communicator.rank}.pt"
+        if path.is_file():
+            self._states = torch.load(path, weights_only=True)
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:

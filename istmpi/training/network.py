@@ -60,9 +60,9 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
             # it may be another network by now, for a reason that its source does not tell: look again
     with communicator.agreed():
         if communicator.rank == 0:
-            from istmpi.models.inspection import inspect
+            from istmpi.models.large import inspected
 
-            tree = inspect(code).tree()
+            tree = inspected(code).tree()
     tree = communicator.broadcast_from_root(tree)
     network = _usable(run, data, code, tree, communicator)
     if communicator.rank == 0:
@@ -141,13 +141,13 @@ def planned_network(run: Run, data: Dataset) -> Architecture:
     code = _code(run, data)
     if (table := _written_down(run, code, data)) is not None:
         return _ready(run, table, code, data)
-    from istmpi.models.inspection import inspect
+    from istmpi.models.large import inspected
     from istmpi.training.proof_cache import recall, remember
 
     if (tree := recall(code)) is not None:
         with suppress(ConfigError):  # as in training
             return _ready(run, Table.from_tree(tree), code, data)
-    table = inspect(code)
+    table = inspected(code)
     network = _ready(run, table, code, data)
     remember(code, table.tree())
     return network

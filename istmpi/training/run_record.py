@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from istmpi.checkpoint.folder import BEST, NETWORK
 from istmpi.checkpoint.reader import open_checkpoint
@@ -41,6 +42,15 @@ class RunRecord:
         settings, communicates = training.run.checkpoint, training.makes_communicators
         self._saver = Saver(folder.path, settings, self._communicator, self.note, newest, communicates)
         at_the_end.callback(self._saver.close)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._folder.path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of the metrics."""
+        return self._folder.metrics()
 
     def note(self, message: str) -> None:
         """Tell the user something, on rank 0."""
@@ -96,9 +106,10 @@ class RunRecord:
             self._require_lock()
             if not training.done:
                 path = self._saver.save_now(*training.state())
+                again = "program with resume='auto'" if training.dataset.network else "command with --resume auto"
                 error = StoppedError(
                     f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
-                    f"{training.stop.cure} command with --resume auto resumes it."
+                    f"{training.stop.cure} {again} resumes it."
                 )
                 error.everywhere = True
                 raise error

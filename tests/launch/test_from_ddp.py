@@ -19,7 +19,7 @@ def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     one = ["env", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0", "RANK=0", "WORLD_SIZE=1", sys.executable, "ddp.py"]
     peer = subprocess.run(one, capture_output=True, text=True, timeout=100)
     assert peer.returncode == 0, peer.stderr
-    assert float(re.search(r"accuracy (\S+)", peer.stdout).group(1)) > 0.9
+    assert float(re.search(r"accuracy (\S+)", peer.stdout).group(1)) > 0.85
 
     old = re.search(r"^```python\n(# ddp.py.*?)^```", text, re.M | re.S).group(1)
     diff = re.search(r"^```diff\n(.*?)^```", text, re.M | re.S).group(1).splitlines()
@@ -28,7 +28,7 @@ def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     (tmp_path / "train.py").write_text("\n".join(line[1:] for line in diff if line[:1] != "-") + "\n")
     done = mpirun(4, sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
-    assert float(re.search(r"accuracy (\S+)", done.stdout).group(1)) > 0.9
+    assert float(re.search(r"accuracy (\S+)", done.stdout).group(1)) > 0.85
     network = torch.load("network.pt")
     assert {name: tuple(values.shape) for name, values in network.items()}["layers.0.weight"] == (256, 20)
 
@@ -38,4 +38,4 @@ def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     assert (launcher, words[words.index("--method") + 1]) == ("mpirun", "ist")
     done = mpirun(2, *words)
     assert done.returncode == 0, done.stderr
-    assert float(re.search(r"accuracy +(\S+)", done.stdout).group(1).rstrip("%,")) > 0.9, done.stdout
+    assert float(re.search(r"accuracy +(\S+)", done.stdout).group(1).rstrip("%,")) > 0.85, done.stdout

@@ -9,7 +9,7 @@ import torch
 from own_runs import FILE
 from small import assert_same_bits, own_run, whole
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import istmpi
 from istmpi.comm import stopping
@@ -20,8 +20,6 @@ from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
-pytestmark = pytest.mark.both
-
 ARGUMENTS = {"shape": (1, 8, 8), "outputs": 10, "channels": [7, 5], "hidden": 6}
 SETTINGS = {"local_steps": 3, "seed": 5, "threads": 1, "device": "cpu", "dtype": "float64"}
 EXAMPLE = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -31,6 +29,7 @@ AS_TRAIN = {
     "model__channels": [7, 5],
     "model__hidden": 6,
     "train__rounds": 4,
+    "model__init": "constructor",
 }
 METHODS = [
     {"method": "ist"},
@@ -107,6 +106,7 @@ def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_han
         assert job.summary.last.loss == progress[-1].loss
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("settings", METHODS[:4], ids=lambda settings: "-".join(map(str, settings.values())))
 def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
@@ -170,6 +170,60 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         Stream([], 5, 0, 1, print).at(0)
 
 
+class Counting:
+    """A stateful loader, as torchdata has them."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        while True:
+            self.next += 1
+            yield torch.full((4, 5), self.next / 10, dtype=torch.float64)
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp):
+    seen = []
+    for rounds in (3, 4):  # the second one resumes after round 2, of which there is a checkpoint
+        job = istmpi.Distributed(
+            networks.TwoTowers, {"features": 5}, comm, example=pair(6), checkpoint_every=1, **SETTINGS
+        )
+        loader = Counting()
+        for round in job.rounds(
+            rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False, network=False
+        ):
+            for x in round.take(loader):
+                seen.append(round_to(x))
+                round.step(round.module(x, x).square().mean())
+        comm.barrier()
+    assert seen == [*range(1, 10), *range(7, 13)]
+
+
+def round_to(x):
+    return int(x[0, 0] * 10 + 0.5)
+
+
+@pytest.mark.ranks(min=2)
+def test_data_sets_of_several_lengths_are_refused(comm, shared_tmp):
+    data = TensorDataset(torch.zeros(20 + comm.rank, 5))
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+    with pytest.raises(DataError, match="the loader's data set has 21 examples, on rank 0 20"):
+        next(iter(round.take(DataLoader(data, batch_size=2, shuffle=True))))
+
+
+def test_a_loader_that_would_fork_is_refused(comm):
+    with pytest.raises(ConfigError, match="num_workers = 2: processes that fork under MPI may hang"):
+        Stream(DataLoader([1, 2, 3], num_workers=2), 0, 0, 1, print)
+
+
+@pytest.mark.both
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
     """The same weights and calibration batch; each rank scores some of the batches."""
     job = distributed(comm, lr=0.1)
@@ -232,7 +286,7 @@ def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shar
         )
 
     def note(round):
-        rates.append([group["lr"] for group in round.optimizer.param_groups] if round.optimizer else None)
+        rates.append([group["lr"] for group in round.optimizer.param_groups] if method == "local-sgd" else round.rate)
 
     batches = Training(run_of({"method": method}), comm).batches
     uninterrupted = job()
@@ -269,6 +323,23 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp):
         networks_of.append(whole(job.training))
     for name, values in networks_of[0].items():
         np.testing.assert_allclose(networks_of[1][name], values, rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
+def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
+    """A gradient that is not finite on one rank is a step that no rank takes, where gradients are averaged."""
+    settings = SETTINGS | {"dtype": "float32", "method": method}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **settings)
+    scaler = torch.amp.GradScaler("cpu")
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for step in round.steps():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = round.module(*pair(8)).float().square().mean()
+            before = [values.detach().clone() for values in round.module.parameters()]
+            overflows = method == "data-parallel" and step == 1 and comm.rank == 0
+            round.step(loss * (1e38 if overflows else 1), scaler)
+            moved = any(not torch.equal(*both) for both in zip(before, round.module.parameters(), strict=True))
+            assert moved != (method == "data-parallel" and step == 1)
 
 
 def seeded(step):
@@ -387,6 +458,26 @@ def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, kind, message
 def test_a_module_that_is_kept_beyond_its_round_is_refused(comm, shared_tmp):
     with pytest.raises(ConfigError, match="round 1: its module and optimizer are used after its end"):
         wrongly(keeps)(comm, shared_tmp / "run")
+
+
+@pytest.mark.ranks(min=2)
+def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
+    def body(round, batches, job):
+        for batch in round.take(batches):
+            round.step(loss_of(round.module, batch))
+        if comm.rank == 0:
+            job.state_dict()
+
+    with pytest.raises(ConfigError, match="rank 0 came to state_dict while rank 1 came to round 2. Every rank must"):
+        wrongly(body)(comm, shared_tmp / "run")
+
+
+def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
+    batches = Training(run_of({"method": "local-sgd"}), comm).batches
+    for rounds in (2, 3):
+        job = distributed(comm, lr=0.1)
+        loop(job, batches, rounds, folder=shared_tmp / "run", resume="auto")
+    assert [line["round"] for line in job.metrics()] == [1, 2, 3]
 
 
 def test_a_score_is_one_number(comm, shared_tmp):

@@ -212,6 +212,26 @@ class RotaryDim(nn.Module):
         return self.last((torch.softmax(scores, -1) @ x).mean(1))
 
 
+class Windows(nn.Module):
+    """Attention before and behind pairs of places become one: axes of five kinds, with thousands of readings."""
+
+    def __init__(self, shape, outputs, heads=6):
+        super().__init__()
+        self.heads, width = heads, 12 * heads
+        self.qkv = nn.ModuleList((nn.Linear(width, 3 * width), nn.Linear(2 * width, 6 * width)))
+        self.into, self.up = nn.Linear(shape[-1], width), nn.Linear(width, 4 * width)
+        self.down, self.last = nn.Linear(4 * width, width), nn.Linear(2 * width, outputs)
+
+    def attended(self, x, number):
+        q, k, v = self.qkv[number](x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+    def forward(self, x):
+        x = self.down(torch.relu(self.up(self.attended(self.into(x), 0).flatten(2)))).unflatten(-1, (self.heads, -1))
+        x = torch.cat([x[:, 0:4:2], x[:, 1:4:2]], -1)
+        return self.last(self.attended(x.flatten(2), 1).flatten(2).mean(1))
+
+
 class MultiQuery(nn.Module):
     """Queries of so many heads, and one head of keys and values for all."""
 

@@ -121,3 +121,16 @@ class Chain(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return self.last(x)
+
+
+class Encoder(nn.Module):
+    """Layers of PyTorch's own that are normalised first; attention reads the weights of its last layer."""
+
+    def __init__(self, shape, outputs, blocks=3):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(shape[-1], 2, 7, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+        self.last = nn.Linear(shape[-1], outputs)
+
+    def forward(self, x):
+        return self.last(self.layers(x).mean(1))

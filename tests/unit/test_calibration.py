@@ -1,5 +1,7 @@
 """What the full network is calibrated on: as many examples as a run can afford, of which each rank passes its share."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from own_runs import CONVOLUTIONAL, FILE
@@ -29,9 +31,16 @@ def run_of(**settings):
 # ---- moments
 
 
-def calibrated(comm, examples):
+NORMS = Path(__file__).parents[1] / "networks/norm_nets.py"
+OTHERS = [
+    {"model__name": f"{NORMS}:{name}", "model__scale": "none", "train__batch": 64}
+    for name in ("NormTwice", "InstanceTracked")
+]
+
+
+def calibrated(comm, examples, network=CONVOLUTIONAL):
     """The moments of a network before training, on a sample of so many, and how many of it this rank passed."""
-    training = Training(own_run(**CONVOLUTIONAL, evaluate__calibration_examples=examples), comm)
+    training = Training(own_run(**network, evaluate__calibration_examples=examples), comm)
     passed = []
     full, evaluator = training.evaluator.network, training.evaluator
     calibrate = full.calibrate
@@ -44,12 +53,14 @@ def calibrated(comm, examples):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("examples", [2, 59, 300])
-def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(ranks, examples):
+@pytest.mark.parametrize(
+    "network, examples", [*((CONVOLUTIONAL, examples) for examples in (2, 59, 300)), *((other, 59) for other in OTHERS)]
+)
+def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(ranks, network, examples):
     """To rounding, and the same bits on all ranks; who has too few examples for all ranks passes them everywhere."""
-    ((expected, alone),) = simulate(lambda comm: calibrated(comm, examples), 1).require()
+    ((expected, alone),) = simulate(lambda comm: calibrated(comm, examples, network), 1).require()
     assert alone == examples
-    outcomes = simulate(lambda comm: calibrated(comm, examples), ranks).require()
+    outcomes = simulate(lambda comm: calibrated(comm, examples, network), ranks).require()
     assert sum(passed for _, passed in outcomes) == (examples if examples >= ranks else ranks * examples)
     for moments, _ in outcomes:
         assert moments.keys() == expected.keys() and moments

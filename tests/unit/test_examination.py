@@ -105,7 +105,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
         ("counting", "buffer count is changed by a forward pass"),
         ("complex", "parameter scale is of torch.complex64"),
         ("lazy", "parameter last.weight has no shape before the first forward pass"),
-        ("twice", "batch normalisation norm is called 2 times"),
+        ("no call", "batch normalisation norm is not called in a forward pass"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(what, problem):

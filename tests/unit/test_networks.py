@@ -17,6 +17,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inspection import inspect
+from istmpi.models.norms import calibrate, moments_of
 from tests.networks.failing import FAILING
 from tests.networks.plain import (
     examples,
@@ -147,6 +148,45 @@ def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
         values = random_values(narrow)
         twins = twinned(table, values, group, lengths)
         assert_near(row, outputs_of(row, scaled, twins, True), outputs_of(row, narrow, values, True))
+
+
+NORMS = ["BatchNormed", "OfSubclass", "NormTwice", "InstanceTracked"]
+
+
+@pytest.mark.parametrize("row", rows("calibrated", lambda row: row.name in NORMS))
+def test_calibrated_moments_are_those_that_pytorch_keeps_and_in_twins_those_of_a_subnet(row):
+    architecture, lengths = Architecture(row.network, table_of(row), row.dtype, network(row)), lengths_of(row)
+    layers, numbers = {}, {}
+
+    def outputs(values, lengths, scale):
+        module = quiet(architecture.build(lengths, scale))
+        outputs_of(row, module, values)  # it has them now
+        layers.update(architecture.batch_norm_layers(module))
+        calibrate(module.eval(), layers, examples(row), moments_of)
+        return outputs_of(row, module, values)
+
+    for group in widths_in(row):
+        half, share = {**lengths, group: lengths[group] // 2}, {group: 0.5}
+        values = random_values(plain(row, **half))
+        twins = twinned(table_of(row), values, group, lengths)
+        assert_near(row, outputs(twins, lengths, share), outputs(values, half, share))
+    module = plain(row)
+    outputs(values := random_values(module), lengths, {})
+    outputs_of(row, module, values)
+
+    def count(layer, inputs):
+        each = isinstance(layer, nn.InstanceNorm2d)
+        numbers[layer] = inputs[0].numel() / layer.num_features / (len(inputs[0]) if each else 1)
+
+    for name in layers:
+        module.get_submodule(name).register_forward_pre_hook(count)
+        # The last, or the mean of all.
+        module.get_submodule(name).momentum = 1.0 if row.name == "InstanceTracked" else None
+    module.train()(*examples(row))
+    for name, layer in layers.items():
+        kept = module.get_submodule(name)
+        variance = kept.running_var * (1 - 1 / numbers[kept])  # theirs is over all numbers but one
+        torch.testing.assert_close(layer.moments, (kept.running_mean, variance))
 
 
 # ---- training

@@ -81,7 +81,13 @@ def test_a_network_without_some_blocks_computes_what_the_whole_one_does_whose_bl
 
 
 @pytest.mark.parametrize(
-    "name, shape", [(f"{FILE}:Stack", FLAT), (f"{FILE}:PostActivated", IMAGE), (f"{FILE}:OwnProducts", FLAT)]
+    "name, shape",
+    [
+        (f"{FILE}:Stack", FLAT),
+        (f"{FILE}:PostActivated", IMAGE),
+        (f"{FILE}:OwnProducts", FLAT),
+        (f"{FILE}:Encoder", (5, 6)),
+    ],
 )
 def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
     """Of all that an end makes, its bias included."""
@@ -92,7 +98,9 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
     by_hand.load_state_dict(full.state_dict())
     with torch.no_grad():
         for block in network.blocks["blocks"]:
-            for end in block.ends:
+            attention = ["self_attn.out_proj", "linear2"] if "Encoder" in name else []
+            ends = [f"{block.path}.{end}" for end in attention] or block.ends
+            for end in ends:
                 for parameter in by_hand.get_submodule(end).parameters():
                     parameter *= share
     x = torch.randn(5, *shape, dtype=torch.float64)
