@@ -26,13 +26,10 @@ from istmpi.models.architecture import Architecture
 from istmpi.tasks import OWN
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
-"""The files of an export by their names, each with its writer; the first one may refer to the second."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """The files that were written."""
-
     path: Path
     bytes: int
     beside: Path | None = None
@@ -41,8 +38,6 @@ class Export:
 
 @dataclass(frozen=True)
 class Content:
-    """A checkpoint's network as the formats take it."""
-
     checkpoint: Checkpoint
     network: Architecture
     state: State
@@ -67,7 +62,6 @@ class Content:
         return {"format": "istmpi-export 1", **{name: json.dumps(value) for name, value in values.items()}}
 
     def require_state(self) -> None:
-        """Refuse, with a ConfigError, a network whose class cannot load its state."""
         if problem := self.state.problem:
             raise ConfigError(f"{self.checkpoint.path}: {problem}; it has no state to load there. Use --to onnx.")
 
@@ -83,10 +77,8 @@ def export(
 ) -> Export:
     """Write a checkpoint's network as ``form``, beside the checkpoint unless a ``target`` is given.
 
-    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`, which needs the whole network in memory. A class with
-    another source than the network was trained with makes another file, unseen: it is refused unless
-    ``with_changed_source``. Raises DataError for a checkpoint that cannot be used, ConfigError for a form, a target or
-    a network that cannot be, OutputError where writing fails.
+    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`. A class with another source than in training is refused
+    unless ``with_changed_source``. Raises DataError, ConfigError or OutputError.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")

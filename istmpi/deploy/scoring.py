@@ -17,8 +17,6 @@ from istmpi.tasks import TASKS
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation."""
-
     score: Score
     score_name: str
     source: str
@@ -38,9 +36,8 @@ def evaluate(
 ) -> Evaluation:
     """The loss and the score of a checkpoint's network on a split, by default of its own run's data. Collective.
 
-    Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
-    ``calibrate``. ``model`` names the class of a network of one's own, which is then run. Raises DataError on every
-    rank for a checkpoint or data that cannot be used, and where outputs are not finite.
+    The normalisation is the file's where it has one, unless ``calibrate``. DataError on every rank for a checkpoint or
+    data that cannot be used, and where outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)

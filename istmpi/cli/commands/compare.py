@@ -6,14 +6,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.commands.report import (
-    as_targets,
-    comparing,
-    draw,
-    print_comparison,
-    tree_of,
-    write_page,
-)
+from istmpi.cli.commands.report import as_targets, comparing, print_comparison, tree_of, write_page
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import print_json
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
@@ -81,5 +74,4 @@ def command(
             elif not shown.quiet:
                 print_comparison(reached)
             write_page(reached, title, comparison.folder / "report.html")
-            draw(reached, title, comparison.folder / "report.png", required=False)
     return next((error.exit_code for error in failures.values()), 0)

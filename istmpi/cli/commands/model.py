@@ -101,7 +101,6 @@ def command(
 
 
 def _facts(table: Table, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
-    """Return the facts that the command prints; ``counts``: numbers of ranks."""
     from istmpi.models.operators import flops
 
     dealt = table.dealt
