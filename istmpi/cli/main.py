@@ -27,6 +27,7 @@ COMMANDS = {
     "report": False,
     "runs": False,
     "settings": False,
+    "demo": False,
     "costmodel": False,
     "measure": True,
     "model": False,
@@ -166,6 +167,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
+    "--reckon": "; the demo always predicts: leave it out.",
     "--csv": "; use --json.",
     "--writer": "; it is --set checkpoint.writer=NAME.",
     "--plot": "; use --html, whose page has the pictures.",

@@ -52,7 +52,7 @@ def test_an_old_setting_of_the_command_line_is_told_in_one_line():
     "words, said",
     [
         (["costmodel", "digits", "--resample", "0.1"], "no option --resample; it is --redeal now. "),
-        (["report", "runs", "--plot", "a.png"], "no option --plot; use --html, whose page has the pictures. "),
+        (["demo", "--reckon"], "no option --reckon; the demo always predicts: leave it out. "),
     ],
 )
 def test_an_option_of_older_versions_is_refused_with_the_cure(istmpi_command, words, said):

@@ -195,6 +195,7 @@ def counts(draw: random.Random, folder: Path, assets: Assets) -> Case:
         "model": ["mlp", "--shape", "8", "--outputs", "2"],
         "costmodel": ["digits", "--ranks", "2"],
         "doctor": [],
+        "demo": [],
     }
     choices = []
     for name in sorted(arguments):

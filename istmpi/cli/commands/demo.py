@@ -1,0 +1,103 @@
+"""Train three methods in two minutes and predict their time over slow links."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from istmpi.cli.options import real, text, whole
+from istmpi.cli.output import console, table
+from istmpi.cli.quantities import bandwidth
+from istmpi.comm import launched
+from istmpi.errors import ConfigError, IstmpiError
+from istmpi.report.units import number
+from istmpi.units import in_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+METHODS = "ist,local-sgd,data-parallel"
+NETWORK = ("--hidden", "1024,1024", "--threads", "1")
+REMARK = (
+    "The built-in digits, a network of 1.1 million weights, every method with 10 local steps a round, none tuned. With "
+    "a fast network, or a small one to train, IST is no faster: it trains subnets and saves bytes."
+)
+LATENCY = 100e-6
+
+
+@click.command("demo")
+@whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
+@text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
+@real("--seconds", "S", "Training of each method.", 1, 600, default=15)
+@text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
+def command(ranks: int, rate: str, seconds: float, out: str) -> None:
+    """Train the digits with three methods on this machine, and predict what each would take over slow links.
+
+    It starts mpirun by itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
+    (istmpi costmodel) predicts the seconds over links of each RATE.
+    """
+    rank, others = launched()
+    if rank > 0:
+        sys.exit(ConfigError.exit_code)
+    if others > 1:
+        raise ConfigError("istmpi demo starts its ranks itself: call it without mpirun.")
+    if shutil.which("mpirun") is None:
+        raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
+    rates = [bandwidth("--rate", text) for text in rate.split(",")]
+    stdout, folder = console(soft_wrap=True), Path(out)
+    stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
+    training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
+    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training])
+    cluster = folder / "cluster.json"
+    with stdout.status("measuring this machine"):
+        _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
+    _predict(folder, cluster, ranks, rates, stdout)
+    stdout.print(f"\nits page: {folder / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
+
+
+def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
+    """Print, for each link rate, the predicted seconds of each method to the highest score that all of them reach."""
+    from istmpi.cli.networks import described
+    from istmpi.config import Run
+    from istmpi.cost import cost
+    from istmpi.cost.cluster import load, network
+    from istmpi.cost.time import round_time
+    from istmpi.record import SETTINGS
+    from istmpi.report.comparison import compare, reached
+    from istmpi.report.curves import read_curves
+
+    curves = sorted(read_curves([folder]), key=lambda curve: METHODS.index(curve.method))
+    target, machine = compare(curves).targets[-1], load(measured)
+    rounds = [reached(curve.points, target).round for curve in curves]
+    plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
+    costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
+    times = table("link", *(curve.method for curve in curves))
+    for rate in rates:
+        cluster = replace(machine, links=network(LATENCY, rate))
+        seconds = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
+        times.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, seconds))
+    stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
+    stdout.print(times)
+    stdout.print(
+        f"These seconds are predicted, not measured: the rounds were trained here, and the time of a round is what the "
+        f"cost model says for this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
+        markup=False,
+    )
+
+
+def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
+    # Open MPI starts more ranks than there are cores, and as root, only if told.
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    mapping = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
+    code = subprocess.run(command, env={**allowed, **mapping, **os.environ}, stdout=stdout).returncode
+    if code:
+        raise IstmpiError(f"{shlex.join(command)} ended with exit code {code}; what it said is above.")
