@@ -49,6 +49,7 @@ def windows(text):
 def pretrain(folder):
     """Leave a trunk in a folder that has learnt the source of Python's modules, as somebody else would have."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+    torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256, use_cache=False))
     optimizer = torch.optim.AdamW(llama.parameters(), lr=0.003)
     source = windows(b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py"))))
@@ -70,10 +71,9 @@ if __name__ == "__main__":
     training, test = DataLoader(text[400:], batch_size=16, shuffle=True), DataLoader(text[:400], batch_size=50)
     settings = {"method": method, "local_steps": 10, "optimizer": "adamw", "lr": 0.003}
     job = istmpi.Distributed(Lora, {"trunk": trunk, "rank": int(rank)}, example=text[0][None], **settings)
-    folder = f"runs/lora-{method}-{rank}"
-    for round in job.rounds(int(rounds), folder=folder, resume="auto"):
+    for round in job.rounds(int(rounds), folder=f"runs/lora-{method}-{rank}", resume="auto"):
         for tokens in round.take(training):
             round.step(round.module(tokens, tokens).loss)
         if round.number % 10 == 0:
             job.evaluate(lambda module, tokens: module(tokens, tokens).loss, test, name="nats")
-    job.export(f"{folder}/network.pt")
+    job.export(f"runs/lora-{method}-{rank}/network.pt")

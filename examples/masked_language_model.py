@@ -29,7 +29,7 @@ class Bert(nn.Module):
         super().__init__()
         sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
         tokens = {"vocab_size": MASK + 1, "pad_token_id": None, "max_position_embeddings": LENGTH}
-        self.bert = BertForMaskedLM(BertConfig(**sizes, **tokens, num_attention_heads=4))
+        self.bert = BertForMaskedLM(BertConfig(**sizes, **tokens, num_attention_heads=4, initializer_range=0.1))
 
     def forward(self, input_ids, labels=None):
         return self.bert(input_ids=input_ids, labels=labels)

@@ -149,6 +149,17 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     return converted
 
 
+def converted(value: Any, hint: Any, name: str) -> Any:
+    """Return a value of a file as its type ``hint``, of which NaN is none; ConfigError in one line."""
+    try:
+        value = msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if isinstance(value, float) and math.isnan(value) and get_origin(hint) is Annotated:
+        raise ConfigError(f"{name} is no number")
+    return value
+
+
 def shown(value: Any) -> str:
     """Return a value as a message shows it: Python refuses to write integers of thousands of digits."""
     return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)

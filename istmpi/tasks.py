@@ -25,6 +25,8 @@ NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
 OWN = "own"
 OFF = -1
+LOWER = " (lower is better)"
+"""The end of the name of a score of the user's that tells its direction to whoever knows a run by its record."""
 
 
 class Task(ABC):
@@ -267,7 +269,10 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A loss and a score of the user's. This class has none: a program computes them (`istmpi.Distributed`)."""
+    """A loss and a score of the user's, each a mean over the examples of a batch (`istmpi.data.callable.task`).
+
+    This class has none: a program computes them (`istmpi.Distributed`).
+    """
 
     score = "score"
     inputs = "of a program"
@@ -291,4 +296,4 @@ def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
 
 
 def higher_is_better(score: str) -> bool:
-    return all(task.higher_is_better for task in TASKS.values() if task.score == score)
+    return not score.endswith(LOWER) and all(task.higher_is_better for task in TASKS.values() if task.score == score)

@@ -42,7 +42,7 @@ from istmpi.data.prepare import prepare  # noqa: E402
 
 SECONDS, BYTES = 60, 3 * 2**30
 """That a case may take."""
-CHECKPOINT_COMMANDS = ("verify {}", "ls --verify {folder}", "ls --json {folder}", "show {}")
+CHECKPOINT_COMMANDS = ("verify {}", "ls --json {folder}", "show {}")
 OUTCOMES = ("refused", "identical", "wrong")
 
 

@@ -219,7 +219,7 @@ def carry_through(case: Case, chance: random.Random, kills: int) -> None:
     names = [path.name for path in out.rglob("*")]
     left = [name for name in names if name.startswith((".", "lock")) or ".aside" in name]
     left = [name for name in left if not name.startswith(".lock.json.")]  # a later run removes them
-    expected = {"run.toml", "metrics.jsonl", "summary.json", "network.h5", "progress.png", "time.png"}
+    expected = {"run.toml", "metrics.jsonl", "summary.json", "network.h5", "progress.png"}
     if left or not expected <= {path.name for path in out.iterdir()}:
         case.findings.append(f"left behind: {left}; there: {sorted(path.name for path in out.iterdir())}")
 

@@ -12,11 +12,8 @@ from istmpi.comm import Communicator
 from istmpi.errors import DataError, OutputError
 
 FOLDER = "checkpoints"
-"""The folder, inside a run's folder, of the checkpoints that training can resume from."""
 NETWORK = "network.h5"
-"""The trained network, the last checkpoint of all, in a run's folder."""
 BEST = "best.h5"
-"""The network that scored best on the validation split, in the folder of a run that asks for it."""
 
 _PATTERN = "round-*.h5"
 _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
@@ -37,8 +34,8 @@ def listed(folder: Path) -> list[Path]:
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
     """Find the checkpoint with which training got furthest, among those whose every byte is right. Collective.
 
-    ``note`` is told on rank 0 of each that has to be passed over. None when the folder has none; DataError, on every
-    rank, when it has some but none is valid.
+    ``note`` is told on rank 0 of each that is passed over. DataError, on every rank, when there are some but none is
+    valid.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -65,7 +62,6 @@ def require_valid(path: Path, communicator: Communicator) -> None:
 
 
 def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """List the checkpoints that can be opened, the one that got furthest first."""
     positions = []
     for path in listed(folder):
         try:
@@ -77,10 +73,9 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints that would be taken for newer than ``start``, from which the run resumes.
+    """Rename the checkpoints that would be taken for newer than ``start``; return their new names.
 
-    They are no part of what is trained next. One that cannot be read is where its name says. Returns their new names,
-    which nobody had before. Raises OutputError.
+    One that cannot be read is where its name says. Raises OutputError.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     if inside := [number for number, path in enumerate(paths) if path.samefile(start)]:
@@ -98,7 +93,7 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
 
 
 def _position(path: Path) -> tuple[float, float]:
-    """Return how far training had got; a file that says so neither inside nor by its name comes behind all others."""
+    """Return how far training had got; a file that does not say so comes behind all others."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position
@@ -108,10 +103,7 @@ def _position(path: Path) -> tuple[float, float]:
 
 
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
-    """Remove all but the last ``keep`` of the ``valid`` checkpoints, from a folder of checkpoints.
-
-    None is removed while fewer are known to be valid, for others may not be. One that cannot be removed stays.
-    """
+    """Remove all but the last ``keep`` of the ``valid`` checkpoints; none while fewer are known to be valid."""
     if len(valid) < keep:
         return
     for path in listed(folder):
@@ -121,7 +113,6 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writes have left behind."""
     for path in (path for name in (_PATTERN, NETWORK, BEST) for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,19 +1,6 @@
-"""The format of checkpoints: the one place that knows the file's groups, attributes and types.
-
-    /                           attributes: see `Header`; ``checksum`` guards them and the list of datasets
-    /model/PARAMETER            the whole parameter in its global shape; attribute: axes
-    /optim/PARAMETER/SLOT       optimizer state that is carried along, likewise
-    /norm/STAGE/{mean,std}      calibrated moments of each unit, where the weights were calibrated
-    /input/{mean,std,offset}    what examples are normalised with; /input/classes: their names; /input/tokenizer;
-                                /input/reading: conventions by which the training data were read, JSON in bytes
-    /output/{mean,std,offset}   likewise numbers to predict; /output/names
-    /partial/                   what each rank has beside the above, of a stopped round or of a network of its own:
-    /partial/{local_steps,losses}, and like /model and /optim the tensors of which every rank has its own values
-    /data/own                   a row for each rank that has data of its own: examples, CRC-32 of labels and of features
-    /checksums/PATH             a CRC-32 for each block of rows of the dataset PATH
+"""The format of checkpoints, which docs/checkpoint-format.md describes: the one place that knows groups and attributes.
 
 Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
-docs/checkpoint-format.md is the description for readers.
 """
 
 import dataclasses
@@ -22,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 import h5py
 import numpy as np
@@ -32,23 +19,14 @@ from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
-from istmpi.tasks import TASKS
+from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 READABLE = (1, 2)
 """Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
 
-_RANGES = {
-    "ranks": (1, 2**31 - 1),
-    "round": (0, 2**31 - 1),
-    "local_step": (0, 2**31 - 1),
-    "examples": (0, 2**63 - 1),
-    "bytes": (0, 2**63 - 1),
-    "seconds": (0.0, 1e12),
-    "side": (0, 2**31 - 1),
-    "temperature": (1e-6, 1e6),
-}
-"""Bounds of a header's numbers; files of version 1 have no checksum that would catch others."""
+_MOST = 2**31 - 1
+_Upto = Annotated[int, Meta(ge=0, le=_MOST)]
 
 
 @dataclass(frozen=True)
@@ -59,13 +37,13 @@ class DataSummary:
     kind: str
     """The KIND of `istmpi prepare`, or ``digits``."""
     task: str
-    shape: tuple[int, ...]
-    outputs: int
-    train: int
+    shape: tuple[Count, ...]
+    outputs: Natural
+    train: Natural
     """Training examples; 0 where each rank has its own."""
-    labels: int
+    labels: Natural
     """CRC-32 of the training labels; 0 where each rank has its own."""
-    features: int | None = None
+    features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 where each rank has its own, None in files of version 1."""
 
     @property
@@ -79,34 +57,33 @@ class Header:
     """The root attributes: scalars as numbers, everything else as JSON."""
 
     run: Run
-    ranks: int
-    round: int
-    local_step: int
+    ranks: Annotated[int, Meta(ge=1, le=_MOST)]
+    round: _Upto
+    local_step: _Upto
     """Local steps done in the round that follows them: the most that any rank has done."""
-    examples: int
+    examples: Natural
     """Examples consumed by all ranks so far, from the data's first batch on: the position in the data."""
-    seconds: float
-    bytes: int
+    seconds: Annotated[float, Meta(ge=0, le=1e12)]
+    bytes: Natural
     """Bytes that all ranks have handed to MPI so far."""
     loss: float
-    """Mean training loss of the last round."""
     data: DataSummary
-    scale: Mapping[str, float] = field(default_factory=dict)
+    scale: Mapping[str, Positive] = field(default_factory=dict)
     """Factors of each unit group's contributions in products of the full network that sum over it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
     """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
 
-    side: int = 0
+    side: _Upto = 0
     """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""
 
-    fitted: Mapping[str, float] = field(default_factory=dict)
+    fitted: Mapping[str, Positive] = field(default_factory=dict)
     """Factors that take the place of ``scale`` where they were fitted or left out."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     """The number that divides a classifier's logits before the softmax; 1 where nobody fitted it."""
 
-    shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
     """Shares that change during the run: those of the last trained round and the two behind it, by the number of
     the first round that has them."""
 
@@ -120,21 +97,8 @@ class Header:
         """The shape of an example in the last training rounds."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
-    def shares_in(self, ranks: int, round: int) -> Sequence[float] | None:
-        """The shares of a round on so many ranks; None for those of the run's settings. ConfigError where forgotten."""
-        log = self.shares
-        if not log or ranks != self.ranks:
-            return None
-        if round < min(log):
-            raise ConfigError(
-                f"round {round}: its shares of the ranks are in metrics.jsonl alone; the checkpoint knows those from "
-                f"round {min(log)} on. Give such a round."
-            )
-        return log[max(first for first in log if first <= round)]
-
     @property
     def position(self) -> tuple[int, int]:
-        """A key that orders the checkpoints of a run."""
         return self.round, self.local_step
 
 
@@ -205,7 +169,6 @@ def create(
 
 
 def _attributes(header: Header) -> dict[str, str | int | float]:
-    """The root attributes but for the checksum."""
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
@@ -268,52 +231,31 @@ def read_version(file: h5py.File, path: Any) -> int:
 
 def read_header(file: h5py.File, path: Any) -> Header:
     """Read the root attributes of an open file; DataError for values that cannot be theirs."""
-    attributes = dict(file.attrs)
-    if attributes["version"] == 1:
-        attributes.setdefault("scale", "{}")
-    attributes.setdefault("network", "{}")
-    attributes.setdefault("side", np.int64(0))
-    attributes.setdefault("fitted", "{}")
-    attributes.setdefault("temperature", np.float64(1))
-    attributes.setdefault("shares", "{}")
     values = {}
     for item in dataclasses.fields(Header):
-        if item.name not in attributes:
+        if item.name in file.attrs:
+            values[item.name] = _plain(file.attrs[item.name], item.name, path)
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
             raise DataError(f"{path}: damaged: it has no attribute {item.name}.")
-        value = attributes[item.name]
-        values[item.name] = _number(value, item, path) if item.type in (int, float) else _tree(value, item.name, path)
     try:
         values["run"] = Run.from_tree(values["run"], str(path))
     except ConfigError as error:
         raise DataError(f"{path}: its run cannot be read ({error}).") from None
-    values["data"] = _data_summary(values["data"], path)
-    for name in ("scale", "fitted"):
-        if not all(isinstance(factor, float) and 0 < factor < np.inf for factor in values[name].values()):
-            raise DataError(f"{path}: damaged: its attribute {name} has other values than positive numbers.")
-    ranks = values["ranks"]
-    if not all(number.isdecimal() and _are_shares(shares, ranks) for number, shares in values["shares"].items()):
-        raise DataError(f"{path}: damaged: its attribute shares has other values than a positive number for each rank.")
-    values["shares"] = {int(number): tuple(shares) for number, shares in values["shares"].items()}
-    if not all(isinstance(version, str) for version in values["versions"].values()):
-        raise DataError(f"{path}: damaged: its attribute versions has other values than texts.")
-    if (seed := attributes.get("seed")) != values["run"].train.seed:
-        raise DataError(f"{path}: damaged: its seed is {shown(seed)}, its run's {values['run'].train.seed}.")
-    return Header(**values)
+    if "shares" in values:
+        values["shares"] = {int(number): shares for number, shares in values["shares"].items()}
+    for name, hint in types_of(Header).items():
+        if name in values and name != "run":
+            values[name] = converted(values[name], hint, f"its attribute {name}")
+    header, seed = Header(**values), file.attrs.get("seed")
+    if seed != header.run.train.seed:
+        raise DataError(f"{path}: damaged: its seed is {shown(seed)}, its run's {header.run.train.seed}.")
+    return header
 
 
-def _number(value: Any, item: dataclasses.Field, path: Any) -> int | float:
-    """Read a root attribute that is a number, in its range where it has one."""
-    low, high = _RANGES.get(item.name, (-np.inf, np.inf))
-    kinds = (np.integer,) if item.type is int else (np.integer, np.floating)
-    if not isinstance(value, kinds) or (item.name in _RANGES and not low <= value <= high):
-        kind = "whole number" if item.type is int else "number"
-        raise DataError(
-            f"{path}: damaged: its attribute {item.name} is {shown(value)}, no {kind} from {low} to {high}."
-        )
-    return item.type(value)
-
-
-def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
+def _plain(value: Any, name: str, path: Any) -> Any:
+    """Return an attribute that is a number, or a JSON object, as Python has it."""
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
     try:
         tree = json.loads(_text(value))
     except (ValueError, RecursionError) as error:
@@ -321,25 +263,6 @@ def _tree(value: Any, name: str, path: Any) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise DataError(f"{path}: damaged: its attribute {name} is no JSON object.")
     return tree
-
-
-def _data_summary(tree: Mapping[str, Any], path: Any) -> DataSummary:
-    """Read the attribute ``data``; files of version 1 have no fingerprint of the features."""
-    tree = {"features": None, **tree}
-    counts = ["outputs", "train", "labels"] + ["features"] * (tree["features"] is not None)
-    fits = {name: isinstance(tree.get(name), str) for name in ("source", "kind")}
-    fits |= {name: type(tree.get(name)) is int and 0 <= tree[name] < 2**63 for name in counts}
-    fits["task"] = tree.get("task") in TASKS
-    shape = tree.get("shape")
-    fits["shape"] = isinstance(shape, list) and all(type(length) is int and length > 0 for length in shape)
-    if wrong := [name for name in fits if not fits[name]]:
-        raise DataError(f"{path}: damaged: its attribute data has {wrong[0]} = {shown(tree.get(wrong[0]))}.")
-    return DataSummary(**{**tree, "shape": tuple(shape)})
-
-
-def _are_shares(value: Any, ranks: int) -> bool:
-    numbers = isinstance(value, list) and all(isinstance(share, float) and 0 < share < np.inf for share in value)
-    return numbers and len(value) == ranks
 
 
 def _text(value: Any) -> str:

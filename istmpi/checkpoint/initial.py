@@ -1,13 +1,10 @@
 """Reads initial weights: from a network of istmpi's, a file of safetensors, or a state dict that torch saved.
 
-Tensors with the name and the shape of a parameter are taken; other parameters begin as they would have. A file of
-another program has the weights of the full network as they stand, a file of istmpi's has weights that
-`istmpi.models.architecture` scales: they are taken so that the full network computes the same with them.
+Tensors with the name and the shape of a parameter are taken, so that the full network computes the same with them.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import warnings
@@ -19,38 +16,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.engine.slots import weights_among
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
-from istmpi.foreign import plain_value, printable, reading
+from istmpi.foreign import printable, reading
 from istmpi.models.architecture import Architecture
+from istmpi.optional import optional
 
 CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
 SHOWN = 6
 """The most names that a line lists."""
-_SAFETENSORS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(("F64", "I64", "U64"), 64)
-_BITS |= dict.fromkeys(("F32", "I32", "U32"), 32) | dict.fromkeys(("F16", "BF16", "I16", "U16"), 16)
-_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8)
-"""Bits of a number of each type of the format."""
-_LONGEST_HEADER = 10**8
-_MOST_AXES = 64
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Keys under which other programs keep a state dict among other things."""
 
 
 class _File(ABC):
-    """A file of tensors whose rows are read one by one."""
-
     shapes: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
@@ -78,43 +62,17 @@ class _OfIstmpi(_File):
 
 class _Safetensors(_File):
     def __init__(self, path: Path):
-        data = np.memmap(path, np.uint8, "r")
-        length = int.from_bytes(data[:8].tobytes(), "little")
-        if not 0 < length <= min(_LONGEST_HEADER, len(data) - 8):
-            raise ValueError("its header is longer than the file")
-        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_without_repetition)
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object with the names of tensors")
-        self._data = data[8 + length :]
-        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self._require_tiled()
-        self.shapes = {
-            name: tuple(entry["shape"]) for name, entry in self._entries.items() if entry["dtype"] in _SAFETENSORS
-        }
-
-    def _require_tiled(self) -> None:
-        """ValueError unless the tensors fill the data from the first byte to the last, with no gap and no overlap."""
-        for name, entry in self._entries.items():
-            facts = entry if isinstance(entry, dict) else {}
-            if not _whole(facts.get("shape")) or not _whole(facts.get("data_offsets"), 2):
-                raise ValueError(f"the shape and the two data_offsets of {printable(name)} must be whole numbers")
-            if (dtype := facts.get("dtype")) not in [*_BITS]:
-                raise ValueError(f"the dtype of {printable(name)} is {plain_value(dtype)}, which is unknown")
-        end = 0
-        for name, entry in sorted(self._entries.items(), key=lambda item: item[1]["data_offsets"]):
-            first, last = entry["data_offsets"]
-            if first != end or 8 * (last - first) != prod(entry["shape"]) * _BITS[entry["dtype"]]:
-                raise ValueError(f"{printable(name)} does not lie where its header says")
-            end = last
-        if end != len(self._data):
-            raise ValueError(f"its header tells of {end:,} bytes of data; there are {len(self._data):,}")
+        library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
+        try:
+            file = library.safe_open(path, "pt")
+        except library.SafetensorError as error:
+            raise ValueError(str(error)) from None
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        self._slices = {name: tensor for name, tensor in slices.items() if tensor.get_dtype() in _FLOATS}
+        self.shapes = {name: tuple(tensor.get_shape()) for name, tensor in self._slices.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        entry, shape = self._entries[name], self.shapes[name]
-        dtype = _SAFETENSORS[entry["dtype"]]
-        row, begin = prod(shape[1:]) * dtype.itemsize, entry["data_offsets"][0]
-        values = np.array(self._data[begin + first * row : begin + last * row])
-        return torch.from_numpy(values).view(dtype).view(last - first, *shape[1:])
+        return self._slices[name][first:last]
 
 
 class _StateDict(_File):
@@ -147,19 +105,15 @@ class _StateDict(_File):
 
 @dataclass(frozen=True)
 class Fit:
-    """The report of what a file gave to a network."""
-
     path: Path
     fitted: tuple[str, ...]
     """Parameters that have their values from the file now."""
     weights: tuple[int, int]
     """Numbers that came from the file, and numbers of the network."""
     missing: tuple[str, ...]
-    """Parameters that the file does not have."""
     misshapen: tuple[str, ...]
     """Parameters that have another shape in the file, as ``name (there, here)``."""
     unused: tuple[str, ...]
-    """Tensors of the file that the network does not have."""
 
     @property
     def lines(self) -> list[str]:
@@ -276,18 +230,6 @@ def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
             break
         plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
     return plain
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(tree := dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice in its header")
-    return tree
-
-
-def _whole(numbers: Any, count: int | None = None) -> bool:
-    if not isinstance(numbers, list) or len(numbers) != (count or len(numbers)):
-        return False
-    return len(numbers) <= _MOST_AXES and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -111,10 +111,7 @@ class Checkpoint:
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and standard deviation of the units of every batch normalisation.
-
-        Empty when the weights were saved without calibration.
-        """
+        """Calibrated mean and deviation of the units of every batch normalisation; empty without calibration."""
         stages = self.architecture.batch_norms if self.calibrated else ()
         return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
 
@@ -181,11 +178,6 @@ class Checkpoint:
         with _reading(self.path):
             return json.loads(self.array("input/reading").tobytes())
 
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The stored arrays of `istmpi.checkpoint.state.inputs_of`, by their place."""
-        return {path: self.array(path) for path in self._datasets if path.startswith(("input/", "output/"))}
-
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
         return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
@@ -221,7 +213,6 @@ class Checkpoint:
             raise DataError(f"{self.path}: damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        """Find what is missing or misshapen beside the parameters; each group is there as a whole or not at all."""
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
         slots = kinds_of(self.tensors)
         parameters = self.architecture.parameters

@@ -12,7 +12,7 @@ import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, with_checksums
-from istmpi.checkpoint.writers import WRITERS, alone, choose
+from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
@@ -20,13 +20,12 @@ from istmpi.files import sync, temporary
 from istmpi.foreign import reason
 
 _CALL = "checkpoint"
-"""The call in which a rank stands that waits for a checkpoint."""
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
     """Write a checkpoint that appears under its name once it is complete on the disk on all ranks' word. Collective.
 
-    Raises OutputError on every rank when it cannot be written; an older file of that name is then untouched.
+    OutputError on every rank when it cannot be written; an older file of that name is then untouched.
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
@@ -42,18 +41,6 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
                 beside.unlink(missing_ok=True)
 
 
-def commit_alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """Write a checkpoint in one process, which has all rows; needs no MPI."""
-    beside = temporary(path)
-    try:
-        with _output(path):
-            alone(beside, header, with_checksums(pieces))
-            _name(beside, path)
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
 def _name(beside: Path, path: Path) -> None:
     sync(beside)
     beside.replace(path)
@@ -62,7 +49,6 @@ def _name(beside: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _output(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while writing into one line."""
     try:
         yield
     except OSError as error:
@@ -75,11 +61,9 @@ def _output(path: Path) -> Iterator[None]:
 class Saver:
     """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
 
-    A checkpoint that cannot be written is reported to ``warn`` on rank 0 and the run continues; after
-    ``settings.max_failures`` in a row the next call raises OutputError. ``start``: the valid checkpoint from which the
-    run resumes, if it does. ``communicators_are_made``: true if rounds of training make communicators. Parallel HDF5
-    makes one for every file, and two threads that make communicators may wait for each other for ever: it then saves
-    in the foreground.
+    After ``settings.max_failures`` failures in a row the next call raises OutputError. ``start``: the valid checkpoint
+    from which the run resumes. ``communicators_are_made``: by rounds of training; parallel HDF5 makes one for every
+    file, and two threads that make communicators may wait for each other for ever: it then saves in the foreground.
     """
 
     def __init__(
@@ -148,11 +132,9 @@ class Saver:
 
     @property
     def newest(self) -> Path | None:
-        """The last checkpoint that is known to be valid."""
         return self._valid[-1] if self._valid else None
 
     def close(self) -> None:
-        """Let the thread end when it has nothing left to do."""
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
@@ -197,7 +179,6 @@ class Saver:
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Copy the values of the pieces, into the same memory every time."""
         staged = []
         for piece in pieces:
             copy = self._staged.get(piece.path)

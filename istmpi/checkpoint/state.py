@@ -25,7 +25,6 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
-    """Yield this rank's rows of every parameter and slot."""
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
         yield Piece(
@@ -96,11 +95,7 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store; return the values that this rank alone had.
-
-    There are none on another number of ranks: all ranks resume from the store, which mostly has their mean. They also
-    do so from a round that an earlier version stopped in its middle.
-    """
+    """Fill the store; return the values that this rank alone had, none on another number of ranks."""
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
     store.add_slots(slots)
@@ -117,7 +112,6 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    """Read this rank's rows of all tensors of the store, and their scale."""
     store.scale, store.fitted = checkpoint.header.scale, checkpoint.header.fitted
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
@@ -138,7 +132,6 @@ def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torc
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that made the state."""
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

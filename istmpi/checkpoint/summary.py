@@ -9,31 +9,11 @@ from typing import Any
 import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER
-from istmpi.checkpoint.format import FORMAT, Header
+from istmpi.checkpoint.format import FORMAT
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError
-from istmpi.hdf5 import Read, unheard
 from istmpi.methods import METHODS
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A file in a folder of checkpoints; facts that cannot be read are None."""
-
-    file: str
-    bytes: int
-    modified: str
-    """The time of writing: ISO 8601, UTC."""
-    problem: str | None
-    """The reason why it is not valid; None if it is."""
-    round: int | None = None
-    rounds: int | None = None
-    """Rounds of the whole run."""
-    local_steps: int | None = None
-    """Local steps of each rank since the start; None where a round is passes over the data."""
-    ranks: int | None = None
-    method: str | None = None
 
 
 def files(folder: Path) -> list[Path]:
@@ -50,53 +30,41 @@ def files(folder: Path) -> list[Path]:
     return hdf5_files
 
 
-def entry(path: Path, folder: Path, verify: bool, read: Read = unheard) -> Entry | None:
-    """Describe one file of a folder; None when it was removed since. With ``verify`` every byte of it is read."""
+def entry(path: Path, folder: Path) -> dict[str, Any] | None:
+    """Describe one file of a folder; facts that cannot be read are None, and so is the entry of a file removed since.
+
+    ``local_steps``: of each rank since the start; None where a round is passes over the data.
+    """
+    facts = {"file": str(path.relative_to(folder)), "bytes": 0, "modified": "", "problem": None}
+    facts |= dict.fromkeys(("round", "rounds", "local_steps", "ranks", "method"))
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Entry(str(path.relative_to(folder)), 0, "", f"{error.strerror}.")
+        return facts | {"problem": f"{error.strerror}."}
     modified = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
-    facts = {"file": str(path.relative_to(folder)), "bytes": status.st_size, "modified": modified, "problem": None}
+    facts |= {"bytes": status.st_size, "modified": modified}
     try:
         with open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            method = header.run.method
-            in_passes = method.name in METHODS and METHODS[method.name].in_passes
-            facts |= {
-                "round": header.round,
-                "rounds": header.run.train.rounds,
-                "local_steps": None if in_passes else header.round * method.local_steps,
-                "ranks": header.ranks,
-                "method": method.name,
-            }
-            if verify:
-                facts["problem"] = next(checkpoint.errors(read=read), None)
     except DataError as error:
-        if not path.exists():
-            return None
-        facts["problem"] = str(error).removeprefix(f"{path}: ")
-    return Entry(**facts)
-
-
-def header_values(header: Header) -> dict[str, Any]:
-    """Return the header as nested dicts of plain values."""
-    values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
-    return values | {
-        "run": header.run.tree(),
-        "data": dataclasses.asdict(header.data),
-        "scale": dict(header.scale),
-        "fitted": dict(header.fitted),
-        "versions": dict(header.versions),
-        "shares": {number: list(shares) for number, shares in header.shares.items()},
-        "network": dict(header.network),
+        return facts | {"problem": str(error).removeprefix(f"{path}: ")} if path.exists() else None
+    method = header.run.method
+    in_passes = method.name in METHODS and METHODS[method.name].in_passes
+    return facts | {
+        "round": header.round,
+        "rounds": header.run.train.rounds,
+        "local_steps": None if in_passes else header.round * method.local_steps,
+        "ranks": header.ranks,
+        "method": method.name,
     }
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return everything but the values: header, tensors, moments, classes."""
+    header = checkpoint.header
+    values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     tensors = {True: [], False: []}
     for tensor in checkpoint.tensors.values():
         tensors[isinstance(tensor.name, Slot)].append(_tensor(tensor))
@@ -104,7 +72,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "format": FORMAT,
         "version": checkpoint.version,
-        "header": header_values(checkpoint.header),
+        "header": values | {"run": header.run.tree(), "data": dataclasses.asdict(header.data)},
         "parameters": tensors[False],
         "optimizer": tensors[True],
         "own": [_tensor(tensor) for tensor in checkpoint.own.values()],

@@ -1,15 +1,11 @@
-"""Two ways to fill one file from all ranks; the same bytes of data either way.
+"""Two ways to fill one file from all ranks, with the same bytes: parallel HDF5 (mpio), and past HDF5 (direct).
 
-    mpio    parallel HDF5: all ranks open the file together and write their rows in collective calls
-    direct  every rank writes its rows at their place in the file, past HDF5
-
-The first needs an h5py that was built with MPI, which many machines do not have; the second needs a file system alone.
 Before either, rank 0 lays the file out, with a place for every dataset. They leave a complete, synced file under the
 given name or raise OSError on the ranks where something went wrong.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import h5py
@@ -45,18 +41,7 @@ def choose(wanted: str, communicator: Communicator) -> str:
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Every rank by itself, at the datasets' offsets."""
-    _fill(path, pieces, _lay_out(path, header, pieces, communicator))
-
-
-def alone(path: Path, header: Header, pieces: Sequence[Piece]) -> None:
-    """Write in one process that has all rows; needs no MPI."""
-    with new_file(path, room_for_structure(header, pieces)) as file:
-        offsets = create(file, header, pieces, [parts_of_checksums(pieces)])
-    _fill(path, pieces, offsets)
-
-
-def _fill(path: Path, pieces: Sequence[Piece], offsets: Mapping[str, int]) -> None:
-    """Write this process's rows at their places in the file."""
+    offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:

@@ -9,7 +9,6 @@ from istmpi.signals import receiver
 STOPPABLE = ("train", "compare")
 """Commands that save and stop when they are signalled."""
 _AT_ONCE = {"-h", "--help", "--dry-run"}
-"""Options with which they have nothing to save."""
 
 
 def _report_no_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

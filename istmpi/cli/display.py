@@ -75,7 +75,6 @@ class TrainingDisplay(Watch):
     """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
 
     every_evaluation = True
-    """Print a line for each evaluation, not just one every few seconds."""
 
     def __init__(self, showing: Showing | None = None) -> None:
         self._showing = showing = showing or Showing()
@@ -151,11 +150,10 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
-        """Draw the plots of a finished run, if it has none yet, and name them."""
         if not self._to_draw:
             return
         try:
-            drawn = ", ".join(str(path) for path in plots.draw(self._to_draw))
+            drawn = str(plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
         self._print_facts({"plots": drawn})
@@ -173,8 +171,6 @@ class TrainingDisplay(Watch):
 
 
 class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
-    """Follows the runs of a comparison: a banner for the first, a few lines for each."""
-
     every_evaluation = False
     _introduced = False
 

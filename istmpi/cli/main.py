@@ -36,7 +36,6 @@ COMMANDS = {
     "checkpoint": False,
     "evaluate": True,
     "predict": False,
-    "extract": False,
     "export": False,
     "job": False,
     "doctor": True,
@@ -78,7 +77,6 @@ def istmpi() -> None:
 
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
-    """Run the console script. Whatever ends the program on one rank ends it on all, with that rank's message."""
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
@@ -171,13 +169,14 @@ OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
     "--csv": "; use --json.",
+    "--writer": "; it is --set checkpoint.writer=NAME.",
+    "--plot": "; use --html, whose page has the pictures.",
     "--profile": "; metrics.jsonl has each phase and rank.",
     "--exit-threshold": "; predictions are those of the last exit.",
 }
 
 
 def _plainly(error: click.ClickException) -> str:
-    """The fault of a command line, with the cure: the nearest name, or the place of help."""
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
         names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
@@ -190,10 +189,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """The message for a standard output that takes nothing more; None where an error has another cause.
-
-    The error alone does not show that: the system names no file where it refuses a write to an open one.
-    """
+    """The message for a standard output that takes nothing more: of such a refusal the system names no file."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
@@ -218,7 +214,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     rank = comm.current_rank()
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")
-    elif comm.speaks():
+    elif rank == 0:
         _say(f"istmpi: {one_line(error)}")
     if error.everywhere:
         comm.final_barrier()

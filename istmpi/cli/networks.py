@@ -28,15 +28,6 @@ NODES, DEGREE = 100_000, 20
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes that neither widths nor data tell: features of a sparse row; nodes of a batch, and neighbours of each."""
-
-    in_a_row: int = FEATURES_IN_A_ROW
-    nodes: int = NODES
-    degree: float = DEGREE
-
-
-@dataclass(frozen=True)
 class Described:
     """A run with its network, and the number of training examples where data were read."""
 
@@ -48,7 +39,12 @@ class Described:
 
 
 def described(
-    run: Run, layers: str | None, shape: tuple[int, int] | None = None, sizes: Sizes | None = None
+    run: Run,
+    layers: str | None,
+    shape: tuple[int, int] | None = None,
+    in_a_row: int = FEATURES_IN_A_ROW,
+    nodes: int = NODES,
+    degree: float = DEGREE,
 ) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
 
@@ -57,7 +53,7 @@ def described(
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
-        return _without_data(run, layers, shape, sizes or Sizes())
+        return _without_data(run, layers, shape, in_a_row, nodes, degree)
     from istmpi.training.network import planned_network
 
     data, smaller = _data_of(run, layers), {}
@@ -71,8 +67,9 @@ def described(
     return Described(run, network, len(data.train), smaller)
 
 
-def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, sizes: Sizes) -> Described:
-    """A network whose table needs no data, for the layers or the shape that are given."""
+def _without_data(
+    run: Run, layers: str | None, shape: tuple[int, int] | None, in_a_row: int, nodes: int, degree: float
+) -> Described:
     if layers is not None:
         features, *hidden, outputs = quantities.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, outputs)
@@ -80,11 +77,11 @@ def _without_data(run: Run, layers: str | None, shape: tuple[int, int] | None, s
     tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
     task = next(tasks, CLASSIFICATION)
     code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
-    table = table_of(name, Facts(code.inputs, outputs, sizes.in_a_row, degree=sizes.degree), code.settings)
+    table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
     network = Architecture(name, table, run.model.dtype, code)
     if code.graph:
         run = run.override({"train.batch": 1})
-        network.nodes = sizes.nodes, sizes.nodes
+        network.nodes = nodes, nodes
     return Described(run, network, 1 if code.graph else None)
 
 
@@ -101,7 +98,6 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
 
 
 def _data_of(run: Run, layers: str | None) -> Dataset:
-    """The data that a network is for."""
     from istmpi.data.sources import open_for_training
 
     if layers is not None:

@@ -16,7 +16,6 @@ def flag(name: str, help: str) -> Decorator:
 
 
 def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
-    """An option with a value; help shows its default."""
     return click.option(name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings)
 
 
@@ -27,20 +26,12 @@ def whole(
 
 
 def real(
-    name: str,
-    metavar: str,
-    help: str,
-    least: float | None = None,
-    largest: float | None = None,
-    above: bool = False,
-    **settings: Any,
+    name: str, metavar: str, help: str, least: float | None = None, largest: float | None = None, **settings: Any
 ) -> Decorator:
-    """An option with a number; ``above``: it is above the least one."""
-    return text(name, metavar, help, type=FiniteRange(least, largest, min_open=above), **settings)
+    return text(name, metavar, help, type=FiniteRange(least, largest), **settings)
 
 
 as_json = flag("--json", "Print JSON for other programs.")
-plot = text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")
 calibrate_on = text("--calibrate-on", "DATA", "Data for calibration, where it is needed: those of CKPT's training.")

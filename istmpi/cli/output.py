@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from istmpi.errors import DataError, OutputError
+from istmpi.errors import DataError
 from istmpi.foreign import one_line
 from istmpi.report.units import size
 from istmpi.units import counted
@@ -30,7 +30,6 @@ def console(**settings: Any) -> Console:
 
 
 def wide_console() -> Console:
-    """A console whose tables are broken on a terminal alone."""
     return console(width=None if sys.stdout.isatty() else 1000)
 
 
@@ -48,22 +47,9 @@ def note(text: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a tree of plain values, in which fractions become numbers and paths texts."""
     print(
         json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
     )
-
-
-@contextmanager
-def drawing(path: str | Path, required: bool = True) -> Iterator[None]:
-    """Say that a picture is drawn; without matplotlib there is none, and OutputError where it is ``required``."""
-    try:
-        yield
-    except ImportError:
-        if not required:
-            return
-        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-    say(f"drawn: {path}", err=True)
 
 
 @contextmanager
@@ -81,8 +67,6 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
 
 
 class _Lines:
-    """Progress for a log file: silent at first, then a line every few seconds."""
-
     def __init__(self, console: Console, in_bytes: bool):
         self._console = console
         self._text = size if in_bytes else "{:,}".format
@@ -94,17 +78,6 @@ class _Lines:
             self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
 
 
-class Counter:
-    """Adds up bytes as they are read, and reports the sum."""
-
-    def __init__(self, report: Report, total: int, stage: str = ""):
-        self._report, self._total, self._done, self.stage = report, total, 0, stage
-
-    def __call__(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._report(self.stage, self._done, self._total)
-
-
 def verify(
     paths: Sequence[Path],
     opened: Callable[[Path], AbstractContextManager[Any]],
@@ -114,17 +87,22 @@ def verify(
 ) -> None:
     """Read every byte of some files; print what is damaged or that a file is valid. DataError when one is damaged.
 
-    ``opened(path)`` gives the file with its ``version``, ``nbytes`` and ``errors(read=...)``. ``unguarded`` is said of
-    what version 1 of its format does not guard. Files ``listed`` in a folder may be gone by now.
+    ``unguarded`` is said of what version 1 of a format does not guard. Files ``listed`` in a folder may be gone by now.
     """
     results = []
     with progress(in_bytes=True) as report:
+
+        def read(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            report(path.name, done, file.nbytes)
+
         for path in paths:
-            problems, verdict = [], "valid"
+            problems, verdict, done = [], "valid", 0
             try:
                 with opened(path) as file:
                     verdict += unguarded * (file.version == 1)
-                    for problem in file.errors(read=Counter(report, file.nbytes, path.name)):
+                    for problem in file.errors(read=read):
                         problems.append(f"{path}: damaged: {problem}.")
             except DataError as error:
                 if path in listed and not path.exists():

@@ -1,7 +1,4 @@
-"""``istmpi train --dry-run``: the plan of a run: what it would hold, compute and send, without MPI or training.
-
-Torch is needed only for the user's own network, whose code is run, and for weights to begin with.
-"""
+"""``istmpi train --dry-run``: the plan of a run: what it would hold, compute and send, without MPI or training."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,7 +17,6 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    """Print the plan of a run on so many ranks, as a table or for programs."""
     planned = described(run, None)
     run, network = planned.run, planned.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)

@@ -65,8 +65,6 @@ class FiniteRange(_Range, click.FloatRange):
 
 
 class YesOrNo(click.ParamType):
-    """A truth value, given as one of the two words."""
-
     name = "yes|no"
 
     def convert(self, value, param, ctx):

@@ -20,7 +20,6 @@ from istmpi.units import counted
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
-    """The facts of a run that begins, by their titles."""
     run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
     hosts = list(dict.fromkeys(training.hosts))
     some_hosts = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
@@ -34,7 +33,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
             f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
         )
     if training.best:
-        counts += f", {len(training.sizes[0].dataset.splits['validation'].labels()):,} for validation"
+        counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
     if changed := [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]:
         changed = [f", training images changed at random ({', '.join(changed)})"]
     steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
@@ -77,7 +76,6 @@ def _evaluations(training: Training) -> str:
 
 
 def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
-    """The figures after a round."""
     text = f"round {progress.round:>{len(str(rounds))}}/{rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
     last = progress.last_round
     if verbose:
@@ -94,7 +92,6 @@ def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
 
 
 def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
-    """The facts of a run that ended, after ``loading`` seconds of setting up and ``elapsed`` seconds of training."""
     last, best, score = summary.last, summary.best, summary.last.score
     # Training counts from the run's first job on; where that is more than this job took, the times would disagree.
     since = " since it was resumed" if elapsed < last.seconds else ""

@@ -51,11 +51,9 @@ OPTIONS = {
     "--evaluate-every": ("evaluate.every", "N"),
     "--checkpoint-every": ("checkpoint.every", "N"),
     "--keep": ("checkpoint.keep", "N"),
-    "--writer": ("checkpoint.writer", "NAME"),
     "--threads": ("train.threads", "N|auto"),
     "--out": ("output.folder", "FOLDER"),
 }
-"""The setting of each option, and the name of its value in help."""
 
 COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
 
@@ -98,10 +96,9 @@ def resolve(
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
 ) -> Run:
-    """The run that a command line describes; ConfigError names the option.
+    """Return the run that a command line describes; ConfigError names the option.
 
-    A run that ships with istmpi is named after the data that it is given. ``refused``: settings that the command sets
-    itself, each with the option that does it.
+    ``refused``: settings that the command sets itself, each with the option that does it.
     """
     run = run or DEFAULT
     loaded = Run.load(run)
@@ -133,10 +130,7 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(option: str, setting: str, text: str, model: str) -> Any:
-    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes.
-
-    A single number for a network of the user's own (``model``) stays one: nobody knows which arguments are lists.
-    """
+    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
     if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
@@ -153,8 +147,6 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
 
 @dataclass(frozen=True)
 class Showing:
-    """The command line's wishes for what a run prints."""
-
     progress: str | None = None
     """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
     quiet: bool = False
@@ -164,7 +156,7 @@ class Showing:
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
-        """Say at once, on the first rank, that a command has begun: what it needs takes seconds to load."""
+        """Say at once, on the first rank, that a command has begun: loading takes seconds."""
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
             many = counted(ranks, "rank")

@@ -3,7 +3,7 @@
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator
 from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
-from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, speaks, world
+from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, world
 from istmpi.comm.launcher import launched, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
 from istmpi.comm.mpi import (
@@ -14,31 +14,4 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
-from istmpi.comm.traffic import Sent, Traffic
-
-__all__ = [
-    "PASSED_ON",
-    "STAGING_BYTES",
-    "THREAD_LEVELS",
-    "WHILE_LOADING",
-    "Communicator",
-    "Backoff",
-    "HangWatch",
-    "Sent",
-    "Traffic",
-    "abort_at_exit",
-    "announce",
-    "current_rank",
-    "handshake",
-    "launched",
-    "final_barrier",
-    "library",
-    "lost_connection",
-    "agree_on_error",
-    "speaks",
-    "start",
-    "terminal_columns",
-    "thread_level",
-    "threads_may_call",
-    "world",
-]
+from istmpi.comm.traffic import Traffic

@@ -6,7 +6,6 @@ every rank's copy is, and so is the mean, which all decode from the same bytes.
 """
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -50,8 +49,7 @@ class MeanOverRanks:
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
         """Hand over a contiguous tensor, not to be touched until `finish`; what is there by now begins to move.
 
-        ``made``: the first so many elements are final; to be called again with more, and with all at last (the
-        default).
+        ``made``: the first so many elements are final; to be called again with more.
         """
         if self._communicator.size == 1:
             return
@@ -64,7 +62,6 @@ class MeanOverRanks:
         # everything is there: `finish` comes next, or `begin` says that it does not
 
     def begin(self) -> None:
-        """Begin to move everything, all of it being there, while the caller goes on with something else."""
         self._moving.begin()
 
     def finish(self) -> None:
@@ -115,10 +112,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move.
-
-    No other point-to-point messages may be under way on the communicator, and nobody touches the values.
-    """
+    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)
@@ -143,12 +137,8 @@ class _Moving:
         self._in_background = False
         self._called_back = threading.Event()
         self._bytes_sent = 0
-        self._began = self._ended = 0.0
-        """The times when the first segment was put, and the last one done."""
 
     def put(self, segment: "_Segment") -> None:
-        """Add a segment that nobody touches until `finish`."""
-        self._began = self._began or time.perf_counter()
         self._waiting.append(segment)
 
     @property
@@ -162,7 +152,6 @@ class _Moving:
             self._runner.put(self._move_until_called_back)
 
     def finish(self) -> None:
-        """Wait until everything that was put is done."""
         self._called_back.set()
         self._runner.finish()
         backoff = Backoff()
@@ -170,7 +159,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.traffic.add(self._bytes_sent, "ring all-reduce", self._began, self._ended)
+            self._communicator.traffic.add(self._bytes_sent)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()
@@ -178,7 +167,6 @@ class _Moving:
             backoff.wait_unless(self._advance())
 
     def _advance(self) -> bool:
-        """Do what can be done now; true if that was anything."""
         # Most looks find nothing, and ranks share cores: such a look does no more than that.
         progress = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
@@ -190,8 +178,6 @@ class _Moving:
         self._bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
-        if not self.busy:
-            self._ended = time.perf_counter()
         return any(moved)
 
 
@@ -210,7 +196,6 @@ class _Segment:
         self.bytes_sent = 0
 
     def advance(self) -> bool:
-        """Take the next step if this one's requests are over."""
         if not self._communicator.all_done(self.requests):
             return False
         self.requests = next(self._steps, [])

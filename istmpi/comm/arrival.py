@@ -1,8 +1,7 @@
 """Ranks that a launcher started and that do not come, and a launcher that goes: seen by what stands in /proc.
 
-`istmpi --version`, `--dry-run` and the like start no MPI, and must not: a process of the same rank may come after them
-(``mpirun sh -c "istmpi runs; istmpi train"``), and a rank can start MPI once. Such a rank leaves without a word to the
-others, so those that wait have to notice.
+`istmpi --version`, `--dry-run` and the like start no MPI, for a rank can start it once. Such a rank leaves without a
+word to the others, so those that wait have to notice.
 """
 
 import errno

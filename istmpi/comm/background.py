@@ -21,7 +21,6 @@ class BackgroundRunner:
         self._deferred: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
         self.seconds = 0.0
-        """Time that the work took, in whichever thread."""
 
     def put(self, work: Callable[[], None]) -> None:
         """Begin with a piece as soon as the one before it is done."""

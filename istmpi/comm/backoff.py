@@ -14,10 +14,7 @@ _SPIN_POLLS = 20
 
 
 class Backoff:
-    """Waits for the network with sleeps that grow while nothing happens, to an eighth of what was waited at most.
-
-    MPI libraries wait by spinning: a rank that waits would take the core from one that shares it and still computes.
-    """
+    """Waits for the network with growing sleeps; MPI libraries spin, which takes cores from ranks that compute."""
 
     def __init__(self) -> None:
         self._idle = 0

@@ -1,12 +1,7 @@
 """Codecs: how float32 values travel in fewer bits. Pure functions of values, scales, a key and positions.
 
-Both codecs here round at random, so that a value arrives as it was on average: weights travel whole, and what a few
-steps changed of them is often less than half of the last bit.
-
-    bfloat16    the upper 16 bits
-    int8        a whole number from -127 to 127, times a power of two that some values share: a byte of its exponent
-
-Decoded values are encoded exactly, whatever the key, as long as their scale does not grow.
+Both codecs here round at random, so that a value arrives as it was on average: what a few steps changed of a weight is
+often less than half of the last bit. Decoded values are encoded exactly, as long as their scale does not grow.
 """
 
 from dataclasses import dataclass
@@ -138,7 +133,6 @@ class Int8:
 
 
 CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
-"""The forms of method.wire, beside float32."""
 
 
 def value_bytes(form: str, itemsize: int) -> int:

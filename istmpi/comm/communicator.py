@@ -1,16 +1,12 @@
 """A rank's transport: what it can send, receive and agree on with a group of ranks, and what of it counts.
 
-The engine and the methods see this class alone; whether the mpi4py communicator below it is MPI's, simulated
-(`istmpi.simulated`) or one that records messages makes no difference to them.
-
-Values travel as bytes, so that every dtype arrives as it left. `Traffic` counts the bytes that this rank hands to MPI
-for other ranks; what it keeps for itself does not count. No call blocks in MPI: a request is tested until it is done,
-with pauses that leave the core to ranks that share it, and `Whereabouts` knows meanwhile for whom the rank waits.
+Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to what stands for it, for other ranks.
+No call blocks in MPI: a request is tested until it is done, with pauses that leave the core to ranks that share it,
+and `Whereabouts` knows meanwhile for whom the rank waits.
 """
 
 import pickle
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
@@ -62,14 +58,13 @@ class Communicator:
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
         """Send every rank's message to every other, as bytes."""
-        began = time.perf_counter()
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
         else:
             byte = self._library.BYTE
             self._finish(self.mpi.Ialltoallv([*send, byte], [*receive, byte]), "alltoallv")
-        self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", began)
+        self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
         """Join all ranks' flat arrays, one after the other: rank r's has ``counts[r]`` elements; any dtype."""
@@ -78,9 +73,9 @@ class Communicator:
         result = np.empty(sum(counts), dtype=part.dtype)
         sent, received = np.ascontiguousarray(part).view(np.uint8), result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
-            began, byte = time.perf_counter(), self._library.BYTE
+            byte = self._library.BYTE
             self._finish(self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte]), "allgatherv")
-            self.traffic.add(sent.nbytes * (self.size - 1), "allgatherv", began)
+            self.traffic.add(sent.nbytes * (self.size - 1))
         else:
             received[starts[self.rank] :][: sent.nbytes] = sent
             for rank, (start, nbytes) in enumerate(zip(starts, lengths, strict=True)):
@@ -89,12 +84,12 @@ class Communicator:
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
         """Overwrite ``values`` (contiguous) by the root's, in place."""
-        flat, began = values.reshape(-1).view(np.uint8), time.perf_counter()
+        flat = values.reshape(-1).view(np.uint8)
         for start in range(0, flat.nbytes, LARGEST_CALL):
             piece = flat[start : start + LARGEST_CALL]
             self._finish(self.mpi.Ibcast([piece, self._library.BYTE], root=root), "broadcast")
         if self.rank == root:
-            self.traffic.add(values.nbytes * (self.size - 1), "broadcast", began)
+            self.traffic.add(values.nbytes * (self.size - 1))
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """The sum over ranks, added in rank order so that two runs agree bit for bit."""
@@ -105,7 +100,6 @@ class Communicator:
 
     def exchange(self, peer: int, sent: np.ndarray, received: np.ndarray) -> None:
         """Send to a rank and receive as much from it, both contiguous. Each rank of a pair names the other."""
-        began = time.perf_counter()
         receive = self.start_receive(received.view(np.uint8), peer, 0)
         requests = [receive, self.start_send(sent.view(np.uint8), peer, 0)]
 
@@ -114,7 +108,7 @@ class Communicator:
             return self.all_done(requests)
 
         self._wait(done, "sendrecv", [self.ranks[peer]])
-        self.traffic.add(sent.nbytes, "sendrecv", began)
+        self.traffic.add(sent.nbytes)
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
         """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
@@ -135,7 +129,6 @@ class Communicator:
     # ---- Python objects, which are small
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank."""
         packed, size = objects.packed(value), objects.SLOT
         while True:
             slot, slots = objects.slot(packed, size), bytearray(self.size * size)
@@ -158,7 +151,6 @@ class Communicator:
         return [pickle.loads(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
     def broadcast_from_root(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
         packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
         while True:
             slot = bytearray(objects.slot(packed, size))
@@ -171,7 +163,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to agree on the largest of all ranks' values; call the result to wait for it."""
+        """Begin to agree on the largest of all values; call the result to wait for it."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -182,11 +174,9 @@ class Communicator:
         return largest
 
     def hosts(self) -> list[str]:
-        """Every rank's host name."""
         return self.allgather(socket.gethostname())
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
         self._finish(self.mpi.Ibarrier(), "barrier")
 
     @contextmanager
@@ -257,12 +247,10 @@ class Communicator:
         everyone = self.mpi.Get_group()
         group = everyone.Incl(ranks)
         some = self._with(self.mpi.Create_group(group), [self.ranks[rank] for rank in ranks])
-        some.traffic.followers = self.traffic.followers
         try:
             yield some
         finally:
-            self.traffic.bytes += some.traffic.bytes
-            self.traffic.calls += some.traffic.calls
+            self.traffic.add(some.traffic.bytes, some.traffic.calls)
             for made in (some.mpi, group, everyone):
                 made.Free()
 
@@ -294,5 +282,4 @@ class Communicator:
         return buffer
 
     def release_scratch(self) -> None:
-        """Give back the memory of `scratch`."""
         self._scratch.clear()

@@ -1,8 +1,7 @@
 """Every rank's message to every other in pieces, of which a few are under way: the setting comm.exchange = "pieces".
 
 ``MPI_Alltoallv`` posts whole messages: where two ranks send to a third, each of them gets half of its line, and its own
-is half idle until they are through. Here a rank sends to those behind it in turn, a piece to each, and has a few under
-way; so all lines carry something until the end. Its effect: benchmarks/results/exchange-4.md, exchange-8.md.
+is half idle. Here a rank sends to those behind it in turn. Its effect: benchmarks/results/exchange-4.md, exchange-8.md.
 """
 
 from __future__ import annotations

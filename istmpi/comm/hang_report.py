@@ -27,7 +27,6 @@ _STATES = {
 """The meaning of the system's letter for a process; empty where there is no such process."""
 
 _FOLDER = "stacks"
-"""The folder, in a run's own, with what the threads of each rank did when the job ended because one was stuck."""
 _SECONDS_TO_WRITE = 3.0
 """The disk may be what the job hangs on."""
 
@@ -46,8 +45,6 @@ class Member:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A rank's whereabouts at a moment."""
-
     phase: str
     round: int | None
     local_step: int | None
@@ -78,8 +75,6 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Missing:
-    """A rank for which others wait, and why."""
-
     member: Member
     why: str
     """``silent``, ``still`` (it answers and makes no progress), ``slow`` (it does) or ``waits`` (for others)."""
@@ -92,7 +87,6 @@ class Missing:
 
     @property
     def condition(self) -> str:
-        """The reason in words."""
         where = f"in {self.seen}"
         if self.why == "silent":
             held = _STATES.get(self.state, "").format(process=self.member.process)
@@ -122,9 +116,8 @@ def missing(
 ) -> list[Missing]:
     """The ranks that have not come to where one waits, and those that do not answer.
 
-    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and how many
-    seconds ago it was. ``states``: the letters of processes. ``limit``: a rank that made progress within so many
-    seconds is slow.
+    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and its age in
+    seconds. ``states``: the letters of processes. ``limit``: a rank that made progress within so many seconds is slow.
     """
     absent = []
     for member in members:
@@ -160,14 +153,12 @@ def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float],
 
 
 def all_here(where: str, waited: float) -> str:
-    """The line where nobody is missing."""
     return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other or write takes so long."
 
 
 def lines(
     absent: Sequence[Missing], waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> dict[tuple[int, str], str]:
-    """The lines about all missing ranks, by rank and reason, or the one where nobody is missing."""
     by_rank = {(each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent}
     return by_rank or {(-1, ""): all_here(where, waited)}
 

@@ -36,7 +36,6 @@ from istmpi.errors import StuckError
 
 _TICK = 0.25
 _SHORT_TICK = 0.05
-"""Seconds between two looks while answers are awaited."""
 _BEAT = 1.0
 _ANSWERS = 3.0
 """Seconds at most that ranks have to answer, and to hand in their stacks."""
@@ -47,7 +46,6 @@ _BY_FORCE = 10.0
 """Seconds after which a rank that knows of the end ends by itself."""
 
 WHILE_LOADING = "Nothing is trained yet: start the same command again."
-"""The cure of a watch before a run has its own."""
 
 Seen = dict[int, tuple[Sighting, float]]
 """Each rank's last sighting, with its time, or in messages its age in seconds."""
@@ -59,8 +57,6 @@ def _print(text: str) -> None:
 
 @dataclass
 class _Roll:
-    """A roll that is being called."""
-
     wait: Wait
     began: float
     ends: float
@@ -71,9 +67,8 @@ class _Roll:
 class HangWatch:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
-    As a context manager it is closed by all ranks together unless one of them alone has failed. ``patience``: the least
-    deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank. ``wished``: why this rank
-    may be about to stop, empty where it is not. ``cure``: what to do after the end of a stuck job. Where threads may
+    ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank.
+    ``wished``: why this rank may be about to stop. ``cure``: what to do after the end of a stuck job. Where threads may
     not call MPI, only the launcher is watched.
     """
 
@@ -129,7 +124,6 @@ class HangWatch:
             self._stop(1.0)
 
     def close(self) -> None:
-        """Stop to watch, and receive what is under way between ranks. Collective."""
         if not self._closing.is_set():
             self._communicator.barrier()
             self._stop(None)

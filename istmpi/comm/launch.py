@@ -29,10 +29,9 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """Return a communicator of our own with all ranks of this job.
+    """Return a communicator of our own with all ranks of this job; LaunchError where they are no job together.
 
-    LaunchError when there is no MPI library, when it does not belong to the launcher that started this process, or when
-    ranks run different versions or commands. In a user's own program, a failure on one rank ends all ranks from now on.
+    In a user's own program, a failure on one rank ends all ranks from now on.
     """
     global _agreed
     with expected():
@@ -88,8 +87,8 @@ def _by_rank(values: Iterable[str]) -> str:
 def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other; on rank 0 the pairs (listener, speaker) of greetings that did not come in time.
 
-    It uses no collective call, which one such pair would hang, and so comes before `world`. Other ranks return if all
-    is well; else they wait for rank 0 to end the job.
+    It uses no collective call, which one such pair would hang. Other ranks wait for rank 0 to end the job unless all is
+    well.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
@@ -134,16 +133,8 @@ def current_rank() -> int:
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
-def speaks() -> bool:
-    """True on the rank that prints what all ranks know."""
-    return current_rank() == 0
-
-
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Bring an error of this rank to the others, who wait in their first agreement if MPI is not up yet.
-
-    Returns the error that this rank shall report; ``everywhere`` is set if all ranks now know.
-    """
+    """Bring an error of this rank to the others; ``everywhere`` is set on what is returned if all ranks now know."""
     MPI = mpi.if_up()
     if MPI is None and launched()[1] > 1:
         try:

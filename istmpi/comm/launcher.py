@@ -10,10 +10,7 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""The environment variables with a process's rank, the number of ranks, and the number of ranks on its host.
-
-SLURM_NTASKS is no number of ranks: it stands in a job's script, too, which runs once.
-"""
+"""The variables with a rank, the number of ranks, and that on its host; SLURM_NTASKS stands in scripts, too."""
 
 _BETWEEN = ("hydra_pmi_proxy",)
 """The processes that MPICH's mpirun puts between itself and the ranks of a host."""

@@ -24,10 +24,7 @@ _installed = False
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard.
-
-    Only for an end that every rank knows of.
-    """
+    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard."""
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()
@@ -42,7 +39,6 @@ def abort_at_exit(code: int) -> None:
 
 
 def end_stuck_job(error: StuckError) -> None:
-    """Say why, and end all ranks by MPI_Abort."""
     print(f"istmpi: {error}", file=sys.stderr, flush=True)
     time.sleep(PASSED_ON)
     mpi.if_up().COMM_WORLD.Abort(error.exit_code)
@@ -52,8 +48,7 @@ def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception, or sys.exit with a code that is not 0, end all ranks of a user's own program from now on.
 
     If all of them fail, each keeps its code: of an error of istmpi's own, which is one line of one rank, that of the
-    command line. Python does not say after a program how it ended; so sys.exit, exit and quit are replaced by one that
-    takes a note. A program that raises SystemExit by itself goes unseen.
+    command line. A program that raises SystemExit by itself goes unseen.
     """
     global _installed
     if _installed:

@@ -1,7 +1,4 @@
-"""The MPI library itself: it is loaded here, and asked for its name and its thread level.
-
-A thread may be a rank of a simulated cluster (`istmpi.simulated`); `stand_in` then has what stands for MPI there.
-"""
+"""The MPI library itself, or what stands for it in a thread that is a rank of a simulated cluster (`stand_in`)."""
 
 import ctypes
 import os
@@ -23,7 +20,6 @@ def stand_in() -> Any:
 
 
 def stand_in_here(library: Any) -> None:
-    """Make this thread a simulated rank."""
     _this_thread.library = library
 
 
@@ -48,10 +44,7 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError where Open MPI's launcher started a rank of MPICH, which ends in MPI_Init and says of PMIx.
-
-    Other pairs leave each rank alone, which `istmpi.comm.world` notices.
-    """
+    """Raise LaunchError where Open MPI's launcher started a rank of MPICH; other pairs leave each rank alone."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -93,6 +86,12 @@ def if_up() -> Any:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
+def ranks_here() -> int:
+    """The number of ranks of this job; 1 where MPI is not up."""
+    MPI = if_up()
+    return MPI.COMM_WORLD.Get_size() if MPI else 1
+
+
 def lost_connection(error: BaseException) -> str:
     """The line to print where an exception means that a rank is gone; empty for an exception of any other kind."""
     MPI = if_up()
@@ -117,7 +116,6 @@ _OF_THE_CONNECTION = (
 
 
 def library() -> str:
-    """The MPI library's name and version, in a few words."""
     name, version = library_here().get_vendor()
     return f"{name} {'.'.join(map(str, version))}".strip()
 
@@ -127,7 +125,6 @@ THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 def thread_level() -> str:
-    """The one of `THREAD_LEVELS` that the library grants."""
     MPI = library_here()
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return THREAD_LEVELS[levels.index(MPI.Query_thread())]

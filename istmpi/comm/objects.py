@@ -1,7 +1,4 @@
-"""Python objects as bytes in slots of one size: an object's length, and the object where it fits.
-
-Small objects of unknown lengths travel in one message; otherwise all ranks know then how large the next one must be.
-"""
+"""Python objects in slots of one size: an object's length, and the object where it fits: one message for small ones."""
 
 import pickle
 from typing import Any
@@ -13,7 +10,6 @@ _LENGTH = 8
 
 
 def packed(value: Any) -> bytes:
-    """An object as bytes."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
@@ -30,5 +26,4 @@ def needed(slots: bytes | bytearray, size: int) -> int:
 
 
 def unpacked(slots: bytes | bytearray, size: int) -> list[Any]:
-    """The objects, all of which fit."""
     return [pickle.loads(memoryview(slots)[start + _LENGTH : start + size]) for start in range(0, len(slots), size)]

@@ -2,9 +2,7 @@
 
 Tensors are grouped into buckets, a bucket is cut into segments, a segment into one chunk a rank. Every chunk goes once
 round the ring to be added up and once more to be spread, so each rank sends 2(P-1)/P of the bytes to its neighbour.
-
-What is encoded (`istmpi.comm.codec`) goes to the rank that adds it up straight from all others, for a sum that is
-encoded on every rank of a ring would be rounded P-1 times, in ever larger steps; its mean is encoded once.
+What is encoded (`istmpi.comm.codec`) goes straight to the rank that adds it up, or it would be rounded P-1 times.
 """
 
 from collections.abc import Callable, Iterator, Mapping

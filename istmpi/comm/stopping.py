@@ -14,7 +14,6 @@ from istmpi.errors import ConfigError
 from istmpi.signals import receiver
 
 FILE = "STOP"
-"""A file of this name in the run's folder asks the run to stop."""
 
 _FILE_REASON = "the file "
 
@@ -36,7 +35,6 @@ class StopGossip:
         self._received_from: set[int] = set()
 
     def notify(self, reason: str) -> None:
-        """Tell the ranks 1, 2, 4, ... further on; to be called once."""
         self._sent = [self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps]
 
     def poll(self) -> str:
@@ -48,7 +46,6 @@ class StopGossip:
         return self._mpi.recv(source=status.source)
 
     def settle(self) -> None:
-        """Receive what is still under way."""
         sent = self._communicator.allgather(bool(self._sent))
         for step in self._steps:
             source = (self._rank - step) % self._size
@@ -118,7 +115,7 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """The Unix time when this SLURM job's time is up; ConfigError where that cannot be known. Asks the scheduler."""
+    """The Unix time when this SLURM job's time is up; ConfigError where that cannot be known."""
     given = os.environ.get("SLURM_JOB_END_TIME")
     if given is not None:
         with suppress(ValueError):

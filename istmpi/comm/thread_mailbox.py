@@ -20,7 +20,6 @@ class ThreadMailbox:
         self._arriving: list[tuple[int, Any]] = []
 
     def send(self, rank: int, *message: object) -> None:
-        """Begin to send a message."""
         self._under_way()
         self._sent.append(self._mpi.issend(message, rank))
 
@@ -44,8 +43,7 @@ class ThreadMailbox:
     def close(self) -> None:
         """Receive and drop what is still under way, and free the communicator. Collective.
 
-        A send is done only once its message is received: when all ranks have come to a barrier with none of their own
-        under way, there is none.
+        A send is done only once its message is received: behind a barrier of ranks without sends nothing is under way.
         """
         if self._last is not None:
             self._sent.append(self._last)

@@ -1,7 +1,6 @@
-"""The whereabouts of a rank: what it does, and for whom it waits since when. Written by the threads that work.
+"""The whereabouts of a rank: what it does, and for whom it waits since when; the hang watch's thread reads it.
 
-The one place that knows of waits: every call of a `Communicator` that needs other ranks passes through `waits`, and so
-does what waits for a file. The hang watch's thread reads it.
+Every call of a `Communicator` that needs other ranks passes through `waits`, and so does what waits for a file.
 """
 
 import threading
@@ -25,11 +24,9 @@ class Wait:
 
     call: str
     group: str
-    """The name of the communicator."""
     number: int
     """The number of the collective call there; 0 for a call between two ranks."""
     ranks: tuple[int, ...]
-    """The ranks that are needed, by their numbers in the job."""
     since: float
     """A time of ``time.monotonic``."""
     trains: bool = True
@@ -44,19 +41,15 @@ class Whereabouts:
     def __init__(self) -> None:
         self._trainer = threading.get_ident()
         self.arrivals: dict[str, int] = {}
-        """Collective calls that it has come to, by communicator."""
         self.waiting: dict[str, Wait] = {}
-        """The wait on each communicator."""
         self._bytes = 0
         self.restart()
 
     def restart(self) -> None:
-        """Forget rounds and phases: another run begins."""
         self.phase = SETTING_UP
         self.round: int | None = None
         """The round that it is in, from 1; None before the first."""
         self.local_step: int | None = None
-        """Within a round's local steps, from 1."""
         self.slowest_round = 0.0
         """Seconds from one round's beginning to the next, evaluations and checkpoints included."""
         self.slowest_phase = "", 0.0
@@ -100,11 +93,9 @@ class Whereabouts:
         return before
 
     def step(self, local_step: int) -> None:
-        """Begin a local step."""
         self.local_step, self._stepping, self.moved = local_step, self.phase, time.monotonic()
 
     def heartbeat(self) -> None:
-        """Note progress within what takes long, such as a batch of an evaluation."""
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
@@ -116,7 +107,6 @@ class Whereabouts:
                 self.heartbeat()
 
     def begin_round(self, round: int) -> None:
-        """Begin a round."""
         self.moved = now = time.monotonic()
         self._slept(now)
         if self.phase == SETTING_UP:

@@ -27,12 +27,13 @@ from istmpi.config.sections import (
     OwnModel,
     Train,
 )
+from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.methods import METHODS
 from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
-from istmpi.names import class_of, is_module
+from istmpi.names import class_of, is_module, is_own
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.renamed import SETTINGS, current, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
@@ -107,7 +108,10 @@ class Run:
 
     def with_implied(self) -> "Run":
         """The run with what some settings imply for others; ConfigError where they contradict each other."""
-        own_files = "{rank}" in self.data.source
+        own_files, implied = "{rank}" in self.data.source, {}
+        if is_function(self.data.source):
+            own_files = takes_rank(self.data.source)
+            implied = {} if self.data.scoring or not is_own(self.model.name) else {"data.scoring": self.model.name}
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
                 f"data.placement = {self.data.placement!r} with a file for each rank ({self.data.source}): every rank "
@@ -116,7 +120,7 @@ class Run:
         if self.data.placement == "local" and not own_files:
             raise ConfigError(
                 f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source "
-                f"({self.data.source})."
+                f"({self.data.source}), or let a function of your own take rank."
             )
         if self.model.batch_statistics and self.train.batch < 2:
             raise ConfigError(
@@ -128,7 +132,8 @@ class Run:
                 f"train.resolution with model.name = {self.model.name!r}: its first layer would start anew with every "
                 f"size of images. Use resnet, vgg or a network of your own, or leave it out."
             )
-        return self.override({"data.placement": "local"}) if own_files else self
+        implied |= {"data.placement": "local"} if own_files else {}
+        return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
         """The sides of images to train on one after the other, each with the round in which it ends.

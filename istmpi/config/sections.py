@@ -20,7 +20,13 @@ from istmpi.tasks import TASKS
 class Data:
     """The data to learn from."""
 
-    source: Annotated[str, "A prepared .h5, an .npz, or digits; {rank} in it is the rank's number."] = "digits"
+    source: Annotated[
+        str, "A prepared .h5, an .npz, digits, or FILE.py:function of your own; {rank} in it is the rank's number."
+    ] = "digits"
+    scoring: Annotated[
+        str, "Data of your own: FILE.py:Class whose loss and score count, where it has them; by default the network's."
+    ] = ""
+    ahead: Annotated[Natural, "Data of your own: batches that a thread reads while a step computes; 0: none."] = 2
     placement: Annotated[Literal["shared", "sharded", "by-label", "local"], "Which examples a rank draws."] = "shared"
     alpha: Annotated[Positive, "Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."] = 0.5
     validation: Annotated[

@@ -1,13 +1,6 @@
-"""Counts the cost of a run from the named axes alone: no MPI, no torch, no training.
-
-`counts` has bytes, FLOPs and memory, in closed form over ranks; `one_round` the bytes of one deal; `rivals` the methods
-of others; `cluster` and `time` the seconds on a network; `survey` all of it over many numbers of ranks; `advice` the
-best way to run.
-"""
+"""Counts the cost of a run from the named axes alone: no MPI, no torch, no training."""
 
 from istmpi.cost.counts import Cost, cost, phase_costs
 from istmpi.cost.one_round import round_bytes, run_bytes
 from istmpi.cost.pairs import pair_bytes
 from istmpi.cost.rivals import RIVALS, counted
-
-__all__ = ["RIVALS", "Cost", "cost", "counted", "pair_bytes", "phase_costs", "round_bytes", "run_bytes"]

@@ -30,13 +30,10 @@ CHEAPER = {
     "with redeal 0.1 in int8": {"method.redeal": 0.1, "method.wire": "int8"},
     "never redealt": {"method.redeal": 0.0},
 }
-"""Variants of ist: named, like the narrow network, and left to the user's choice."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run a scenario."""
-
     scenario: Scenario
     method: str
     ranks: int

@@ -44,9 +44,7 @@ def calibration_examples(
 ) -> int:
     """Training examples to calibrate on: those of the run's setting, otherwise `SAMPLED` or what the cost allows.
 
-    Cost is counted in FLOPs, so that a run can be repeated bit for bit: an evaluation, with ``scored`` examples beside
-    the sample, shall take no more than a `SHARE` of training. A sample that is `FREE` is not made smaller, and none has
-    fewer examples than a step of all ranks.
+    Cost is counted in FLOPs, so that a run can be repeated bit for bit. A sample that is `FREE` is not made smaller.
     """
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples

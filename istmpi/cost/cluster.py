@@ -1,8 +1,6 @@
 """The figures of a cluster: latency and bandwidth (α, β) of its network, FLOP/s of its ranks.
 
-    {"format": "istmpi cluster", "version": 1, "name": ..., "flops": [...], "links": {"alltoallv": {...}, ...}, ...}
-
-`istmpi measure` writes such a file, with the measurements that the figures were fitted to.
+`istmpi measure` writes them into a file, with the measurements that they were fitted to.
 """
 
 import dataclasses
@@ -79,7 +77,6 @@ class Cluster:
 
 
 def load(path: Path) -> Cluster:
-    """A cluster of a file; DataError for one that is missing, damaged, or of another version."""
     file = Fields.read(path, f"cluster file {path}", "Make it anew: mpirun -n P istmpi measure.")
     if "format" not in file or file.value("format") != FORMAT:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
@@ -120,7 +117,6 @@ def network(latency: float, bandwidth: float) -> dict[str, Link]:
 
 
 def preset(name: str) -> Cluster:
-    """A cluster by name; ConfigError with the nearest name when there is none."""
     if name not in PRESETS:
         raise ConfigError(f"cluster {name} is neither a preset nor a file{did_you_mean(name, PRESETS)}")
     return PRESETS[name]

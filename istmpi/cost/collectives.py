@@ -1,7 +1,7 @@
 """The ways in which ranks send each other parameters, and the demand of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter. ``sent`` leaves out values that stay on their rank. Latencies
-and bytes are the busiest rank's, in a network in which every rank sends and receives at full rate at the same time.
+Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, in a network in
+which every rank sends and receives at full rate at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,6 @@ from istmpi.engine.route import Leg
 
 @dataclass(frozen=True)
 class Load:
-    """The demand of one use of a collective."""
-
     link: str
     """The measured link of a cluster that gives its time: alltoallv | allreduce."""
     sent: Number
@@ -55,7 +53,6 @@ class Collective:
     """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
 
     def in_run(self, run: Run) -> "Collective":
-        """Return the collective, which is the same for every run."""
         return self
 
 
@@ -67,7 +64,6 @@ class ByRun:
 
 
 def _pull(held: Holdings) -> Load:
-    """Count the way from owners to holders: all of a rank's network that nobody held before, from all others."""
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched = max(held.owner_bytes(part) for part in held.parts)
     inward, outward = fetched * elsewhere, held.served_bytes * elsewhere
@@ -101,10 +97,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that.
-
-    Ranks wait for each of the two that takes longer than its steps; the one does not make up for the other.
-    """
+    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -138,7 +131,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(held: Holdings) -> Load | None:
-    """Return a round's part of the ring that every so many rounds averages what stays on all ranks undealt."""
+    """Return a round's part of the ring that averages undealt parameters every so many rounds."""
     if not held.shared_every:
         return None
     load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every
@@ -148,12 +141,6 @@ def _share(held: Holdings) -> Load | None:
         messages=-(-load.messages // every),
         busiest=Fraction(load.busiest, every),
     )
-
-
-def _halving_doubling(held: Holdings) -> Load:
-    sent = 2 * (held.ranks - 1) * held.network_bytes
-    messages = 2 * (held.ranks - 1).bit_length()
-    return Load("allreduce", sent, messages, busiest=Fraction(sent, held.ranks))
 
 
 def _all_gather(held: Holdings) -> Load:
@@ -181,7 +168,6 @@ def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) ->
 
 
 def _fragments(run: Run) -> Collective:
-    """Count all-reduces of the network in fragments, of exact or packed values."""
 
     def load(held: Holdings) -> Load:
         fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
@@ -203,7 +189,6 @@ def _fragments(run: Run) -> Collective:
 
 
 def _largest(run: Run) -> Collective:
-    """Count the way of every rank's largest values to all others."""
 
     def load(held: Holdings) -> Load:
         message = compressed.largest(run, held.parameters, held.lengths)
@@ -236,8 +221,6 @@ COLLECTIVES = {
     "share": Collective(_share),
     "all-reduce": Collective(_ring, _reduced),
     "all-gather": Collective(_all_gather, _gathered),
-    "halving-doubling": Collective(_halving_doubling),
     "fragments": ByRun(_fragments),
     "largest": ByRun(_largest),
 }
-"""The ways of sending, by the names that `istmpi.methods.MethodSpec` gives them."""

@@ -40,7 +40,6 @@ def totals(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, 
 
 
 def steps_behind(run: Run) -> int:
-    """The local steps that a fragment travels."""
     return spec_of(run.method.name).delay(run)
 
 

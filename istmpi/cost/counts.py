@@ -1,9 +1,5 @@
-"""Counts the cost of a run in bytes, FLOPs and memory.
+"""Counts the cost of a run in bytes, FLOPs and memory: traffic as the expectation over deals, all else exactly."""
 
-Holdings and work are exact. Traffic is the expectation over deals; `one_round` has the exact one of a given deal.
-"""
-
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,6 +9,7 @@ from istmpi.config import Run
 from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Load, beside_steps
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
+from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.methods import MethodSpec, spec_of
 from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
@@ -23,8 +20,6 @@ FORWARD_NORMALISATION_FLOPS = 8
 """The part of them that the forward pass takes."""
 KEPT_OUTPUTS = 2
 """Tensors for each product and example that the backward pass needs: the output, and its activation."""
-GATHERED = 2**24
-"""Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,6 @@ class Flops:
     normalisation: Number
     optimizer: Number
     product_count: int
-    """Matrix products, of all three kinds."""
     lookups: Number = 0
     """Sums of bags of rows of a table, and the gradients of these rows. PyTorch counts none of it."""
 
@@ -68,8 +62,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class PartCost:
-    """The holdings and the work of each of some ranks."""
-
     part: Part
     elements: Number
     flops: Flops
@@ -80,8 +72,6 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run on so many ranks."""
-
     method: str
     spec: MethodSpec
     held: Holdings
@@ -113,7 +103,6 @@ class Cost:
 
     @property
     def largest(self) -> PartCost:
-        """The part whose ranks need the most memory."""
         return max(self.parts, key=lambda part: part.memory.total)
 
     @property
@@ -133,11 +122,9 @@ class Cost:
 
     @property
     def messages(self) -> int:
-        """Messages of the busiest rank in a round."""
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        """Add up these kinds of `Flops` of a local step over all ranks that take part."""
         each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
         return self.held.taking_part * each
 
@@ -152,10 +139,9 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2; otherwise
-    every rank takes train.batch examples a step. ``examples``: the number of training examples; without it a round has
-    method.local_steps also for a method that counts in passes. Raises ConfigError for an unknown method or a deal that
-    cannot be made.
+    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2. ``examples``:
+    the number of training examples; without it a round has method.local_steps also for a method that counts in passes.
+    Raises ConfigError for an unknown method or a deal that cannot be made.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -173,17 +159,18 @@ def cost(
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
     sends = [COLLECTIVES[name].in_run(run) for name in spec.sends]
-    loads = [load for collective in sends if (load := collective.load(held))]
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
-    if wire != "float32":  # values are handled, averaged and buffered as before
+    if wire != "float32":
         tensors, wired = 1, Holdings(*dealing, *resting, wire, moved - 1)
-        loads = [
-            replace(collective.load(wired), handled=load.handled * moved, averaged=load.averaged * moved)
-            for collective in sends
-            if (load := collective.load(held))
-        ]
+    loads = []
+    for collective in sends:
+        if load := collective.load(held):
+            if wire != "float32":  # values are handled, averaged and buffered as before
+                as_before = {"handled": load.handled * moved, "averaged": load.averaged * moved}
+                load = replace(collective.load(wired), **as_before)
+            loads.append(load)
     if early:
         loads = beside_steps(loads, run.method.local_steps, early)
     owned = held.owned_bytes * (spec.owned_tensors + stored)
@@ -231,8 +218,8 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return the cost of each of the methods that a run uses, one after the other, with its number of rounds.
 
-    ``smaller``: the networks for images of other sides, where the run trains on some first; without it all is at full
-    size. Raises ConfigError for a method that istmpi cannot train with, or a deal that cannot be made.
+    ``smaller``: the networks for images of other sides, where the run trains on some first. ConfigError for a method
+    that istmpi cannot train with, or a deal that cannot be made.
     """
     for name, _ in run.phases():
         spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
@@ -306,22 +293,3 @@ def _part_cost(
         + (4 + others) * activations
         + (2 + others) * added_up * itemsize,
     )
-
-
-def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
-
-    These are the input and all products of the widest layer; a sum over neighbours takes the place of the input.
-    """
-    nodes = architecture.nodes[1]
-    if not nodes:
-        return 0
-    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-    products = [operator.parameter for operator in architecture.operators if operator.parameter]
-    made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
-    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
-    gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
-    copies = 1 + max(made.values())
-    if not architecture.unitwise:
-        return itemsize * nodes * copies * widest
-    return itemsize * (-(-nodes * copies * widest // ranks) + gathered)

@@ -1,16 +1,13 @@
 """Plans the evaluation of the full network: the weights that every rank has whole, and the traffic; without torch.
 
-Weights come to the examples (*gathered*: every rank has the whole weight) or examples to the weights (*sharded*: a leaf
-keeps the rows that its ranks own, and its outputs are gathered). The rule: **gathered weights take no more memory than
-the gradients and activations of training, which are free meanwhile**, so that an evaluation raises no rank's peak. As
-far as that leaves a choice, each leaf sends as few bytes as it can. All ranks pass the same examples if any leaf is
-sharded, and each computes everything in between; otherwise each passes its share of them. So fewer bytes are no reason
-to shard where that would take longer (`FLOPS_A_BYTE`).
+Weights come to the examples (*gathered*) or examples to the weights (*sharded*: a leaf keeps the rows that its ranks
+own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations of
+training, which are free meanwhile.** As far as that leaves a choice, each leaf sends as few bytes as it can. All ranks
+pass the same examples if any leaf is sharded; otherwise each passes its share of them, so that fewer bytes are no
+reason to shard where that would take longer (`FLOPS_A_BYTE`).
 
 Local examples stay on their rank: a sharded leaf's rows come to them in every pass, one owner's at a time, so that
-memory alone decides. For local graphs, whose sizes differ, it is the memory of gradients (a graph is one pass: sharding
-sends no more). The values of a pass (`pass_bytes`) are bounded by evaluate.batch and evaluate.calibration_examples, and
-are not counted there.
+memory alone decides. The values of a pass (`pass_bytes`) are not counted there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +17,9 @@ from math import prod
 
 from istmpi.config import Run
 from istmpi.cost.calibration import calibration_examples
-from istmpi.cost.counts import phase_costs, whole_graph_bytes
+from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
+from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.engine.axes import Parameter
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
@@ -33,19 +31,15 @@ FLOPS_A_BYTE = 100
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
-"""Bytes of the totals of ranked labels."""
 PART = 8 * (2 + 2 * TOP)
 """Bytes that a rank sends about its part of an example's labels."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters that are sharded together, because leaves share them."""
-
     names: tuple[str, ...]
     nbytes: int
     gathered: int
-    """Bytes that all ranks hand to MPI where they are gathered."""
     sharded: int
     """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
 
@@ -56,9 +50,7 @@ class EvaluationPlan:
 
     sharded: frozenset[str]
     gathered_bytes: int
-    """Bytes of the weights that every rank puts together."""
     room: Number
-    """Bytes that these weights may take."""
     sent: int
     """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
     by_units: bool = False
@@ -88,9 +80,7 @@ def windows_together(batch: int, logits: int) -> int:
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
 
-    A pass has evaluate.batch examples, or a rank's share of those to calibrate on if these are more; fewer windows of
-    text; all nodes of a graph, with a share of their units. A residual block, with the stream beside it, takes up to
-    2.5 times as much.
+    A residual block, with the stream beside it, takes up to 2.5 times as much.
     """
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
@@ -167,7 +157,6 @@ def _costs_more_than_it_saves(
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
-    """Plan for a whole graph, whose layers are large: gather it with its weights, or spread the units."""
     nodes, itemsize = architecture.nodes[1], max(parameter.itemsize for parameter in architecture.parameters.values())
     lengths, made = architecture.lengths, sum(sizes.values())
     if made + whole_graph_bytes(architecture, 1) <= room:
@@ -198,7 +187,6 @@ def _price(one: Weights, local: bool) -> tuple[Number, str]:
 def _choices(
     architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
 ) -> Iterator[Weights]:
-    """Yield the weights that can be sharded: those of leaves with a row for every rank."""
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)

@@ -43,13 +43,11 @@ class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
     ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: the least
-    number of a group's units for each rank, some of them shared with others (`istmpi.engine.partition`). ``members``:
-    the number of ranks that take part in a round, by default all; they are drawn at random, so sizes over all ranks are
-    expected ones. ``redeal``: the fraction of units that change places in the next deal, while the others stay with
-    their holders; None where all are flushed to their owners between two rounds. ``shared_every``: the number of rounds
-    after which ranks take the mean of undealt parameters, which stay on all ranks; 0 where they are flushed, too.
-    ``wire``: the form of values that travel (method.wire). Traffic then includes the ``slots`` of each parameter, for
-    their values have other sizes, and the scales of all messages between two ranks.
+    number of a group's units for each rank (`istmpi.engine.partition`). ``members``: the number of ranks that take part
+    in a round, drawn at random, so that sizes over all ranks are expected ones. ``redeal``: the fraction of units that
+    change places in the next deal; None where all are flushed to their owners between two rounds. ``shared_every``: the
+    number of rounds after which ranks take the mean of undealt parameters; 0 where they are flushed, too. ``wire``: the
+    form of values that travel. Traffic then includes the ``slots`` of each parameter and the scales of all messages.
 
     Raises ConfigError for a deal that cannot be made.
     """
@@ -83,7 +81,6 @@ class Holdings:
         self.parts = [Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans]
 
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
-        """Neighbouring ranks with equal blocks, and the size of their block of every group."""
         if shares is None:
             # The first L mod P ranks have a unit more.
             apart = [name for name in self.groups if name not in self.overlapping]
@@ -102,7 +99,6 @@ class Holdings:
         return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
-        """Count the bytes of the network that each of these ranks trains."""
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     def owner_bytes(self, part: Part) -> Number:
@@ -152,7 +148,6 @@ class Holdings:
         return tensors
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return these parameters and the slots that are counted with them."""
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
@@ -173,22 +168,14 @@ class Holdings:
 
     @cached_property
     def network_bytes(self) -> int:
-        """Bytes of the whole network, once."""
         return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     @cached_property
     def network_elements(self) -> int:
-        """Elements of the whole network, once."""
         return sum(parameter.size(self.lengths) for parameter in self.parameters.values())
 
     @cached_property
-    def held_bytes(self) -> Number:
-        """Bytes of all ranks' networks together."""
-        return self.taking_part * sum(len(part.ranks) * self.bytes(part) for part in self.parts)
-
-    @cached_property
     def held_elements(self) -> Number:
-        """Elements of all ranks' networks together."""
         return self.taking_part * sum(
             len(part.ranks) * parameter.size(part.lengths)
             for part in self.parts
@@ -197,7 +184,6 @@ class Holdings:
 
     @cached_property
     def largest_bytes(self) -> Number:
-        """Bytes of the largest network that a rank trains."""
         return max(self.bytes(part) for part in self.parts)
 
     @cached_property
@@ -234,7 +220,6 @@ class Holdings:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Bytes of the parameters that are not dealt out, once."""
         return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.shared.values())
 
     @property
@@ -260,7 +245,6 @@ class Holdings:
 
     @cached_property
     def owned_bytes(self) -> int:
-        """Bytes of the rows that an owner has; no rank has more."""
         return _owned_bytes(self.parameters, self.lengths, self.ranks)
 
     @cached_property

@@ -25,7 +25,6 @@ def run_bytes(
 ) -> int | None:
     """Return the bytes that all ranks hand to MPI in a whole run of its seed; None where they are not known exactly.
 
-    They are not where ranks decide in training what they send, where shares follow times, or where sums take too long.
     ``smaller``: networks for images of other sides, where the run trains on some first.
     """
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
@@ -56,9 +55,8 @@ def round_bytes(
 ) -> list[int]:
     """Return the bytes that each rank hands to MPI in a round, for its deal, perhaps with other ``shares``.
 
-    ``fresh``: whether it is the first round of its method in a job, by default round 0. Such a round includes what the
-    method sends once at the start. For dynamic averaging it is a round in which all ranks average.
-    Only for methods that istmpi runs.
+    ``fresh``: whether it is the first round of its method in a job, by default round 0. For dynamic averaging it is a
+    round in which all ranks average. Only for methods that istmpi runs.
     """
     route, moved = _route(run, architecture, ranks, shares)
     return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()
@@ -83,7 +81,6 @@ def _sent(
 def _route(
     run: Run, architecture: Architecture, ranks: int, shares: Shares | None = None
 ) -> tuple[Route, dict[str, Parameter]]:
-    """Return the route of a run's method, and the parameters that travel on it with their slots."""
     spec = spec_of(run.method.name)
 
     @lru_cache(maxsize=4)  # a round's legs ask for its deal and both beside it, and a partly redealt one walks from 0

@@ -22,8 +22,7 @@ def pair_bytes(
 ) -> np.ndarray:
     """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
 
-    The diagonal stays on its rank and never reaches MPI. ``exclude``: a deal; of what it deals out only
-    those elements move that no rank has in it. ``wire``: the form of the values (method.wire).
+    ``exclude``: a deal; of what it deals out only those elements move that no rank has in it. ``wire``: method.wire.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():
@@ -43,7 +42,6 @@ def pair_bytes(
 
 
 def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
-    """Return the bytes that each rank hands to MPI for a leg of a route: ``[rank]`` int64."""
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
         elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}

@@ -2,7 +2,6 @@
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods import METHODS, MethodSpec
-from istmpi.methods.spec import reduced
 
 _ALL = (
     MethodSpec(
@@ -10,16 +9,6 @@ _ALL = (
         "rank 0 collects all gradients and sends all weights: the paper's count of data parallel",
         ("server",),
         sends_every_step=True,
-        synchronous=True,
-        owned_tensors=0,
-    ),
-    MethodSpec(
-        "data-parallel-halving-doubling",
-        "data parallel with another all-reduce",
-        ("halving-doubling",),
-        sends_every_step=True,
-        overlaps=True,
-        received=reduced,
         synchronous=True,
         owned_tensors=0,
     ),

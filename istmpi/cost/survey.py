@@ -21,8 +21,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run on a cluster, whose cost is asked for."""
-
     run: Run
     architecture: Architecture
     cluster: Cluster
@@ -50,18 +48,15 @@ class Scenario:
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
     def most_ranks(self, method: str) -> int | None:
-        """Return the most ranks that a method's deal can serve; None where nothing is dealt."""
         groups = counted(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def narrowest(self, method: str) -> str:
-        """Return the unit group that limits the number of ranks."""
         groups = counted(method).groups(self.run, self.architecture)
         return min(groups, key=self.architecture.lengths.__getitem__)
 
 
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
-    """Return a row for every method and number of ranks that its deal can serve."""
     alone = scenario.alone()
     return [
         _row(scenario, method, count, alone)

@@ -19,11 +19,8 @@ COMPUTING = 0.95
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Seconds of one round."""
-
     compute: float
     transfer: float
-    """Seconds of sending that are not hidden behind computing."""
 
     @property
     def total(self) -> float:
@@ -54,7 +51,6 @@ class Exchange:
 
 
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
-    """List the sendings of each time, one after the other; ``cost.sends`` times a round."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
     of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
     exchanged = []
@@ -70,7 +66,6 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
 
 
 def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
-    """Return the time of a round: J local steps, and all that is sent in them."""
     step = max(step_seconds(part, cluster) for part in cost.parts)
     once = sum(exchange.waited() for exchange in exchanges(cost, cluster))
     return RoundTime(cost.local_steps * step, cost.sends * once + _deal_seconds(cost, cluster))
@@ -79,8 +74,7 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
     """Return the least rate, in bits a second each way, at which a rank computes that part of its time; no latency.
 
-    It is infinite where no rate is enough, and 0 where nothing is sent. A round's waiting time is a sum of terms
-    max(bytes * seconds a byte + fixed - hidden, 0), of which ever more are above 0 as a byte takes longer.
+    It is infinite where no rate is enough, and 0 where nothing is sent.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)

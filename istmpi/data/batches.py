@@ -1,5 +1,7 @@
 """A stream's endless sequence of batches, any of which can be computed at any time."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 
 from istmpi import rng
@@ -21,9 +23,23 @@ class Batches:
         self._rows = np.asarray(rows, dtype=np.int64)
         self._seed, self._stream = seed, stream
         self._cached: tuple[int, np.ndarray] | None = None
+        self._reader = ThreadPoolExecutor(1, "reader")
+        self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        return self._split.batch(self.indices(step), self._key(step))
+        """Return a batch; where the split says so, a thread begins to read those behind it.
+
+        What fails in the thread is raised at the step that wants the batch.
+        """
+        if not self._split.ahead:
+            return self._split.batch(self.indices(step), self._key(step))
+        steps = range(step, step + self._split.ahead + 1)
+        for passed in self._waiting.keys() - set(steps):
+            self._waiting.pop(passed).cancel()
+        for each in steps:
+            if each not in self._waiting:
+                self._waiting[each] = self._reader.submit(self._split.batch, self.indices(each), self._key(each))
+        return self._waiting.pop(step).result()
 
     @property
     def labels(self) -> np.ndarray:
@@ -40,10 +56,8 @@ class Batches:
 
     def of_pass(self, number: int, place: int) -> Batch:
         """Return batch ``place`` of a pass that is taken by itself: its last batch is the rest."""
-        return self._split.batch(self.rows_of_pass(number, place), self._key(number * self.in_a_pass + place))
-
-    def rows_of_pass(self, number: int, place: int) -> np.ndarray:
-        return self._order(number)[place * self.batch : (place + 1) * self.batch]
+        rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
+        return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
         """Return the rows of the split that make batch ``step``: [batch] int64."""

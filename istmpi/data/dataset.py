@@ -42,6 +42,9 @@ class Split(ABC):
     A kind of data is a class; by default its examples have no label of their own, no shape and no normalisation.
     """
 
+    ahead = 0
+    """The number of batches to read ahead of the step that takes them."""
+
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds whatever is random in

@@ -20,7 +20,8 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
     """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
 
-    ``labels`` are those of the training split (``Split.labels()``). Raises ConfigError for a placement that does not
+    ``labels`` are those of the training split (``Split.labels()``); but for by-label only their number counts. Raises
+    ConfigError for a placement that does not
     exist or does not fit the task, DataError where a stream would be left without rows.
     """
     assert 0 <= stream < streams, (stream, streams)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
@@ -32,10 +33,10 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
 
     ``seed`` draws the examples that are held out for validation.
     """
-    opened = open_dataset(data.source, stream, data.length)
+    opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead)
     task = TASKS[opened.task]
-    if data.placement == "by-label" and (task.of_tokens or task.ranks_labels or task.several_labels):
-        what = "text" if task.of_tokens else f"for {opened.task}"
+    if data.placement == "by-label" and (task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees):
+        what = "text" if task.of_tokens else "without them" if task.of_trees else f"for {opened.task}"
         raise ConfigError(
             f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
         )
@@ -48,12 +49,16 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     return opened.with_validation(data.validation, seed)
 
 
-def open_dataset(source: str, stream: int | None = None, length: int = WINDOW) -> Dataset:
+def open_dataset(
+    source: str, stream: int | None = None, length: int = WINDOW, scoring: str = "", ahead: int = 0
+) -> Dataset:
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5`` or an ``.npz``; text in windows of a length.
 
     ``{rank}`` in a path stands for ``stream``: each rank's own file (local placement). Rows are memory-mapped wherever
-    the file allows it.
+    the file allows it. FILE.py:function is run; ``scoring`` and ``ahead`` are its settings.
     """
+    if is_function(source):
+        return open_own(source, stream or 0, scoring, ahead)
     if source == "digits":
         return open_digits()
     if RANK in source and stream is None:

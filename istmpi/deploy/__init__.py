@@ -1,1 +1,1 @@
-"""Scores, predictions, subnets and files for other programs, from a checkpoint."""
+"""Scores, predictions and files for other programs, from a checkpoint."""

@@ -23,15 +23,13 @@ from istmpi.deploy.program import onnx_of, program_of, require_onnx_exporter, sa
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
 from istmpi.models.architecture import Architecture
+from istmpi.tasks import OWN
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
-"""The files of an export by their names, each with its writer; the first one may refer to the second."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """The files that were written."""
-
     path: Path
     bytes: int
     beside: Path | None = None
@@ -40,8 +38,6 @@ class Export:
 
 @dataclass(frozen=True)
 class Content:
-    """A checkpoint's network as the formats take it."""
-
     checkpoint: Checkpoint
     network: Architecture
     state: State
@@ -66,7 +62,6 @@ class Content:
         return {"format": "istmpi-export 1", **{name: json.dumps(value) for name, value in values.items()}}
 
     def require_state(self) -> None:
-        """Refuse, with a ConfigError, a network whose class cannot load its state."""
         if problem := self.state.problem:
             raise ConfigError(f"{self.checkpoint.path}: {problem}; it has no state to load there. Use --to onnx.")
 
@@ -82,10 +77,8 @@ def export(
 ) -> Export:
     """Write a checkpoint's network as ``form``, beside the checkpoint unless a ``target`` is given.
 
-    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`, which needs the whole network in memory. A class with
-    another source than the network was trained with makes another file, unseen: it is refused unless
-    ``with_changed_source``. Raises DataError for a checkpoint that cannot be used, ConfigError for a form, a target or
-    a network that cannot be, OutputError where writing fails.
+    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`. A class with another source than in training is refused
+    unless ``with_changed_source``. Raises DataError, ConfigError or OutputError.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
@@ -101,7 +94,7 @@ def export(
                 f"full size, from the end of the run."
             )
         _require_exact(checkpoint)
-        network = runnable(checkpoint, model)
+        network = runnable(checkpoint, model, runs=form == "onnx")
         note = changed_source(network)
         if note and not with_changed_source:
             raise ConfigError(
@@ -200,9 +193,11 @@ def _npz(content: Content, name: str) -> Parts:
 
 
 def _torch(content: Content, name: str) -> Parts:
-    """``{"state_dict": ..., "metadata": ...}``, and beside it the program; torch.save needs all of it in memory."""
+    """``{"state_dict": ..., "metadata": ...}``, in memory, and beside it the program where its inputs are known."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
+    if content.checkpoint.header.data.task == OWN:
+        return {name: lambda file: torch.save(saved, file)}
     program = program_of(content.checkpoint, content.network, content.state)
     return {
         name: lambda file: torch.save(saved, file),

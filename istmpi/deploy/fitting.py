@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from istmpi.checkpoint.reader import Checkpoint
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.architecture import Architecture
 from istmpi.names import SHIPPED, is_own
+from istmpi.tasks import OWN
 
 
-def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
+def runnable(
+    checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
+) -> Architecture:
     """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
+
+    It is tried on ``example``, the inputs of a batch, where data do not describe them; without, it only has weights.
 
     Raises DataError where the class is needed and not given, ConfigError where it makes another network.
     """
@@ -30,8 +38,15 @@ def runnable(checkpoint: Checkpoint, model: str | None) -> Architecture:
     from istmpi.models.user import user_network
 
     data = header.data
+    unknown = data.task == OWN and example is None
+    if unknown and runs:
+        raise ConfigError(
+            f"{checkpoint.path}: only the code of its data knows the inputs of its network. Use istmpi evaluate "
+            f"--data, or export --to torch and call the class in Python."
+        )
     arguments = header.run.model.arguments_for(data.task)
-    return network.with_code(user_network(model, header.shape, data.outputs, arguments, data.task))
+    code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
+    return network.with_code(code, tried=not unknown)
 
 
 def changed_source(network: Architecture) -> str:
@@ -41,10 +56,18 @@ def changed_source(network: Architecture) -> str:
     return f"the source of {network.name} has changed since it was trained; its parameters are as they were"
 
 
-def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None) -> Dataset:
-    """Data that a checkpoint's network takes, with a validation split and normalised as in training."""
+def own_source(checkpoint: Checkpoint) -> str:
+    """The data of a checkpoint's run; DataError for code."""
+    source = checkpoint.header.run.data.source
+    if is_function(source):
+        raise DataError(f"{checkpoint.path} was trained on code, run only when you name it: give --data {source}.")
+    return source
+
+
+def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
+    """Data that a checkpoint's network, perhaps of a class ``model``, takes, split and normalised as in training."""
     run = checkpoint.header.run
-    data = open_dataset(source, rank, run.data.length)
+    data = open_dataset(source, rank, run.data.length, model or "")
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
@@ -56,7 +79,7 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     trained = checkpoint.header.data
     wrong = ""
     if not same_form(data.shape, trained.shape):
-        shapes = (" x ".join(map(str, shape)) for shape in (data.shape, trained.shape))
+        shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))
         wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
     elif (data.task, data.outputs) != (trained.task, trained.outputs):
         wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "

@@ -40,9 +40,8 @@ def continuation(
 ) -> Iterator[int]:
     """The tokens, ``count`` at most, that follow a prompt up to the ``end`` of its document.
 
-    Each is drawn by its logits over the temperature; 0 takes the likeliest. A draw depends on the seed and its number
-    alone. The last ``window`` tokens of a prompt count. When text outgrows the window its later half is kept, so that a
-    cache serves for half a window.
+    Each is drawn by its logits over the temperature, by the seed and its number alone; 0 takes the likeliest. When text
+    outgrows the window its later half is kept, so that a cache serves for half a window.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -62,10 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """The next token's logits by a network for text: from its cache, where its ``forward`` takes one.
-
-    Any other network gets a whole window each time, filled up behind the tokens, which changes nothing before them.
-    """
+    """The next token's logits by a network for text: from a cache, where its ``forward`` takes one, or a window."""
     cache: list = []
     seen: list[int] = []
 

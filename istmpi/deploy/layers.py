@@ -1,8 +1,7 @@
 """A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as running statistics.
 
 The full network's factors of products are folded into the weights. A chain also gets a first layer that normalises
-examples, and a last one that rescales outputs; a network of one's own keeps the names of its own state, so that
-``Class(...).load_state_dict`` takes it.
+examples, and a last one that rescales outputs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -145,8 +144,8 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
 def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
     """The state of a plain class; two layers that share a weight but not its factor no longer share it.
 
-    A product's factor is folded into its weight, the factor of a block's end into all its parameters. The normalisation
-    of examples is no part of the state. ``values``: of every parameter; ``scale``: that of the full network.
+    A product's factor is folded into its weight, the factor of a block's end into all its parameters. ``values``: of
+    every parameter; ``scale``: that of the full network.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}

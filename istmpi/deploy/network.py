@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory; it scores examples, each by itself.
 
-    Every byte of the checkpoint is checked. Where it was saved without calibration, ``calibrate_on`` names the data
-    whose training split stands in; without it a DataError says so. ``model`` names the class of a network of one's own,
-    which is then run.
+    Where the checkpoint was saved without calibration, ``calibrate_on`` names the data whose training split stands in.
+    ``model`` names the class of a network of one's own, which is then run.
     """
 
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
@@ -116,7 +115,6 @@ class CalibratedNetwork:
 
 
 def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
-    """The full network with the weights and the scale of a store that has all rows."""
     network = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(network, elsewhere=()).items():
         parameter.data = store.tensors[name]
@@ -133,7 +131,6 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose network cannot score a single example."""
     if not checkpoint.calibrated:
         raise DataError(
             f"{checkpoint.path} was saved without calibration; a prediction would depend on the other examples of its "

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,20 +31,15 @@ MOST_LOGITS = 2**25
 """Logits of ranked labels that are in memory at a time."""
 
 
-class Predicted(NamedTuple):
-    """Some examples and a network's outputs for them."""
-
-    examples: Sequence[str | int]
-    outputs: np.ndarray
-    """``[b, outputs]``"""
+Predicted = tuple[Sequence[str | int], np.ndarray]
+"""Some examples and a network's outputs for them: ``[b, outputs]``."""
 
 
 def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predicted]:
-    """The examples and the network's outputs for them, in order."""
     for names, x in blocks:
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)
-            yield Predicted(names[rows], network(x[rows]))
+            yield names[rows], network(x[rows])
 
 
 def lines(
@@ -59,10 +54,8 @@ def lines(
 ) -> Iterator[str]:
     """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
 
-    A classifier's example gets its class, that class's probability, and with
-    ``all_outputs`` every raw output; any other example gets its outputs. ``top`` = k gives the k likeliest labels with
-    their probabilities, 0 all labels above 1/2. ``example`` names the first column, ``named`` outputs that are no
-    classes.
+    ``top`` = k gives the k likeliest labels with their probabilities, 0 all labels above 1/2. ``example`` names the
+    first column, ``named`` outputs that are no classes.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
@@ -131,7 +124,7 @@ def node_lines(
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
     parts = (range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH))
-    predictions = (Predicted(part, logits[part.start : part.stop]) for part in parts)
+    predictions = ((part, logits[part.start : part.stop]) for part in parts)
     return lines(predictions, classes, outputs, all_outputs, form, "node")
 
 

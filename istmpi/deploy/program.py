@@ -1,8 +1,4 @@
-"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class.
-
-It takes examples as they are in the data, any number at a time, and is made by `torch.export`; from it PyTorch's own
-exporter makes ONNX.
-"""
+"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class."""
 
 from __future__ import annotations
 
@@ -101,7 +97,6 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
 
 
 def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], state: State) -> nn.Module:
-    """The user's class with the tensors of this state, and its factors of sums."""
     module = network.plain()
     names = module.state_dict()
     for name, values in tensors.items():
@@ -117,10 +112,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """The program of a module for any number of examples like ``x``, which has `EXAMPLES` of them.
-
-    ConfigError where PyTorch cannot make one, or makes another.
-    """
+    """The program of a module for any number of examples like the `EXAMPLES` of ``x``; ConfigError if none."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():
@@ -151,7 +143,6 @@ def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], fil
 
 
 def require_onnx_exporter() -> None:
-    """Refuse, in one line, an export without the packages that PyTorch's exporter needs."""
     for package in ("onnx", "onnxscript"):
         optional(package, package, "exports to ONNX", "export")
 

@@ -7,7 +7,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.images.split import resized
-from istmpi.deploy.fitting import changed_source, fitting_data, runnable
+from istmpi.deploy.fitting import changed_source, fitting_data, own_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -17,8 +17,6 @@ from istmpi.tasks import TASKS
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation."""
-
     score: Score
     score_name: str
     source: str
@@ -38,22 +36,21 @@ def evaluate(
 ) -> Evaluation:
     """The loss and the score of a checkpoint's network on a split, by default of its own run's data. Collective.
 
-    Each rank reads its rows of the weights alone. The normalisation is the file's where it has one, unless
-    ``calibrate``. ``model`` names the class of a network of one's own, which is then run. Raises DataError on every
-    rank for a checkpoint or data that cannot be used, and where outputs are not finite.
+    The normalisation is the file's where it has one, unless ``calibrate``. DataError on every rank for a checkpoint or
+    data that cannot be used, and where outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
-        source = source or checkpoint.header.run.data.source
+        source = source or own_source(checkpoint)
         run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
-        data = fitting_data(checkpoint, source, communicator.rank)
+        data = fitting_data(checkpoint, source, communicator.rank, model)
         if checkpoint.target_offset is not None or data.target_offset is not None:
             data = data.with_target_offset(checkpoint.target_offset)
         if checkpoint.targets:
             data = data.standardised(checkpoint.targets)
         if split not in data.splits:
             raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
-        network = runnable(checkpoint, model)
+        network = runnable(checkpoint, model, data.example)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)
         if TASKS[data.task].of_nodes:
@@ -76,7 +73,7 @@ def evaluate(
         raise refused from error
     return Evaluation(
         score,
-        TASKS[data.task].score,
+        data.scoring.score,
         source,
         split,
         calibrate and bool(network.batch_norms),

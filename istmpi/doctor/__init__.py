@@ -1,12 +1,8 @@
-"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure.
-
-`examine` is what ``istmpi doctor`` shows. Each module beside this one looks at one thing.
-"""
+"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure."""
 
 import os
 import platform
 import re
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +11,7 @@ from typing import Any
 from istmpi import __version__, comm
 from istmpi.doctor import mpi, network, storage
 from istmpi.doctor.finding import STATES, Finding, red
-from istmpi.doctor.watchdog import Watchdog
+from istmpi.doctor.watchdog import limit
 from istmpi.errors import LaunchError
 
 _SETTINGS = re.compile("SLURM_|OMPI_|PRTE_|PMIX_MCA_|MPICH_|I_MPI_|FI_|UCX_|OMP_|MKL_|CUDA_|NCCL_")
@@ -42,34 +38,32 @@ class Report:
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     """Look at everything from all ranks: the report on rank 0, None on the others; and whether ranks can still meet.
 
-    Checkpoints shall go to ``folder``. If ranks do not hear each other within ``patience`` seconds, the report ends
-    there, and the job has to be ended by force; a rank that hangs inside MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there, and the job has to be ended by
+    force; a rank that hangs inside MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
-    with closing(Watchdog(rank)) as watchdog:
-        try:
-            with watchdog.limit("starting MPI", 2 * patience):
-                comm.start()
-            silent = comm.handshake(patience)
-            if silent:
-                return _report([network.ring(silent)], ranks, []), False
-            with watchdog.limit("meeting the other ranks", 2 * patience):
-                communicator = comm.world()
-        except LaunchError as error:
-            return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
-        checks = {
-            "asking for the MPI library": lambda: mpi.library(communicator),
-            "comparing hosts and cores": lambda: mpi.cores(communicator),
-            "listing network interfaces": lambda: network.interfaces(communicator),
-            "looking for GPUs": lambda: mpi.devices(communicator),
-            f"writing to {folder}": lambda: storage.write_test(communicator, folder),
-        }
-        findings = [network.ring([])] * (communicator.size > 1)
-        for doing, check in checks.items():
-            with watchdog.limit(doing, 6 * patience):
-                findings += check()
-        hosts = communicator.hosts()
-        return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
+    try:
+        with limit(rank, "starting MPI", 2 * patience):
+            comm.start()
+        if silent := comm.handshake(patience):
+            return _report([network.ring(silent)], ranks, []), False
+        with limit(rank, "meeting the other ranks", 2 * patience):
+            communicator = comm.world()
+    except LaunchError as error:
+        return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
+    checks = {
+        "asking for the MPI library": lambda: mpi.library(communicator),
+        "comparing hosts and cores": lambda: mpi.cores(communicator),
+        "listing network interfaces": lambda: network.interfaces(communicator),
+        "looking for GPUs": lambda: mpi.devices(communicator),
+        f"writing to {folder}": lambda: storage.write_test(communicator, folder),
+    }
+    findings = [network.ring([])] * (communicator.size > 1)
+    for doing, check in checks.items():
+        with limit(rank, doing, 6 * patience):
+            findings += check()
+    hosts = communicator.hosts()
+    return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
 
 
 def _report(findings: list[Finding], ranks: int, hosts: list[str]) -> Report:

@@ -16,7 +16,6 @@ from istmpi.units import counted
 
 
 def library(communicator: Communicator) -> list[Finding]:
-    """The MPI library of all ranks, and the thread level that it offers. Collective."""
     per_rank = communicator.allgather((comm.library(), comm.thread_level()))
     names = sorted({name for name, _ in per_rank})
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
@@ -34,7 +33,6 @@ def library(communicator: Communicator) -> list[Finding]:
 
 
 def cores(communicator: Communicator) -> list[Finding]:
-    """The cores that the ranks of each host may use: whether some are shared or idle. Collective."""
     with communicator.on_this_host() as local:
         here = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
     return list(spread(communicator.allgather(here)))
@@ -67,7 +65,6 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
 
 
 def devices(communicator: Communicator) -> list[Finding]:
-    """The device of each rank. Collective."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version").exists()
     with communicator.on_this_host() as local:

@@ -4,48 +4,29 @@ import fcntl
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from istmpi.comm import Communicator
 from istmpi.doctor.finding import Finding, green, red, yellow
 
-_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_INFINIBAND = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP_IFACE", "UCX_NET_DEVICES")
 
 
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up."""
-
-    name: str
-    address: str
-    megabits: int
-    """The line rate in Mbit/s; 0 if it is unknown."""
-
-    def __str__(self) -> str:
-        rate = f", {self.megabits / 1000:g} Gbit/s" if self.megabits else ""
-        return f"{self.name} ({self.address}{rate})"
-
-
 def interfaces(communicator: Communicator) -> list[Finding]:
     """Judge the interfaces: MPI might take one that leads nowhere. Collective."""
-    here = []
-    for _, name in socket.if_nameindex():
-        address = _address(name)
-        if address and not address.startswith("127."):
-            here.append(Interface(name, address, _megabits(name)))
+    addresses = {name: _address(name) for _, name in socket.if_nameindex()}
+    here = [f"{name} ({at})" for name, at in addresses.items() if at and not at.startswith("127.")]
     fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
     chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
     per_rank = communicator.allgather((socket.gethostname(), here, fast))
     return [judged({host: (its, fast) for host, its, fast in per_rank}, chosen)]
 
 
-def judged(by_host: dict[str, tuple[list[Interface], list[str]]], chosen: dict[str, str]) -> Finding:
-    """The verdict on the hosts' interfaces, their fast devices and the variables that choose among them."""
+def judged(by_host: dict[str, tuple[list[str], list[str]]], chosen: dict[str, str]) -> Finding:
     interfaces, fast = next(iter(by_host.values()))
-    fact = ", ".join(map(str, interfaces)) or "loopback only"
+    fact = ", ".join(interfaces) or "loopback only"
     fact += f"; InfiniBand or alike: {', '.join(fast)}" * bool(fast)
     if chosen:
         return green("network", f"{fact}; chosen by {', '.join(f'{name}={value}' for name, value in chosen.items())}")
@@ -77,10 +58,3 @@ def _address(name: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
-
-
-def _megabits(name: str) -> int:
-    try:
-        return max(int((_NET / name / "speed").read_text()), 0)
-    except (OSError, ValueError):
-        return 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from istmpi.comm import Communicator, Sent, Traffic
+from istmpi.comm import Communicator, Traffic
 from istmpi.comm.background import BackgroundRunner
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
@@ -75,9 +75,8 @@ class EarlyExchange:
         self._arriving = receive_buffers(arriving, parameters, self._following, store.rank)
         self._leaving = receive_buffers(leaving, parameters, held.deal, store.rank)
         self._hop: Transfer | None = None
-        self._sent: list[Sent] = []
         self._work = BackgroundRunner("exchange")
-        communicator.traffic = Traffic(followers=[self._sent.append])
+        communicator.traffic = Traffic()
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 
     def leave(self, trained: Mapping[str, torch.Tensor]) -> None:
@@ -90,8 +89,7 @@ class EarlyExchange:
     def finish(self, traffic: Traffic) -> float:
         """Wait until everything has arrived; return the seconds of sending, most of them beside local steps."""
         self._work.finish()
-        for call in self._sent:
-            traffic.add(call.bytes, call.call, call.began, call.ended)
+        traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
         return self._work.seconds
 
     def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:

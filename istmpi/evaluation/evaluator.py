@@ -1,7 +1,4 @@
-"""Scores of the full network: calibrated on a sample of the training data, run on a split.
-
-`istmpi.cost.evaluation` says which of its weights every rank gets whole meanwhile, and which stay with their owners.
-"""
+"""Scores of the full network: calibrated on a sample of the training data, run on a split."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 
 FITTED_ON = 64
-"""The number of training examples that a scale is fitted on."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,7 @@ class Score:
     exits: tuple[float, ...] | None = None
     """The score of every exit, where there are several."""
     bits_per_byte: float | None = None
-    """The loss of text in bits for each byte."""
     more: Mapping[str, float] | None = None
-    """Other scores by their names."""
 
 
 class Evaluator:
@@ -105,7 +99,6 @@ class Evaluator:
         return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
 
     def score(self, split: str = "test") -> Score:
-        """The score on a whole split, at the store's present weights."""
         self.calibrate()
         score = self.measure(self._dataset.splits[split])
         self.network.release()
@@ -142,7 +135,6 @@ class Evaluator:
         return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split) -> Score:
-        """The score of ranked labels: each rank ranks those that it has, and the first of them are merged."""
         ranking, labels = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
@@ -161,7 +153,6 @@ class Evaluator:
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
 
     def _make_ranking(self) -> Ranking:
-        """The summary of rankings, by the labels of all training rows. Collective."""
         train = self._dataset.train
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:
@@ -240,6 +231,8 @@ class Evaluator:
         weights = self._run.train.exit_weights
 
         def loss(outputs: Outputs) -> torch.Tensor:
+            if self._task.of_trees:
+                return self._task.loss(outputs, batch.targets) * batch.examples
             return weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
 
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)

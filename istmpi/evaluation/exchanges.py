@@ -19,8 +19,7 @@ from istmpi.models.norms import Calibrated, Moments
 class SameExamples:
     """The exchange for examples that all ranks share: each computes with its own rows, and the outputs are gathered.
 
-    All ranks must call the same leaves in the same order. They do, even where a network branches on values: every rank
-    computes all between two leaves itself, from the same numbers, and draws random numbers from the same seed.
+    All ranks call the same leaves in the same order, even where a network branches on values: these are the same.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
@@ -69,9 +68,8 @@ class SameExamples:
 class OwnExamples:
     """The exchange for examples of each rank's own, which stay there: the rows come to them, one owner's at a time.
 
-    All ranks take part in a leaf's call, also those that are at another leaf, as a network that branches on values may
-    be, or at the end of their examples: the first leaf that anybody waits for is served, until nobody waits. The
-    moments of a batch normalisation, over the examples of all ranks that wait for them, come after all leaves.
+    All ranks take part in a leaf's call, also those at another leaf or at the end of their examples: the first leaf
+    that anybody waits for is served, until nobody waits. Moments of batch normalisations come after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -81,7 +79,6 @@ class OwnExamples:
         """The means and variances of all calls of each batch normalisation, on every rank."""
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """The forward function of a leaf."""
         number = len(self._services)
         owned = owned_rows(leaf, self._store)
 
@@ -135,6 +132,5 @@ class OwnExamples:
 
 
 def owned_rows(leaf: Leaf, store: ParameterStore) -> list[range]:
-    """The rows of a leaf's weight that each rank owns."""
     length = store.parameters[leaf.names["weight"]].pattern.axes[0].length(store.owners.lengths)
     return [store.owners.rows(length, rank) for rank in range(store.owners.ranks)]

@@ -1,7 +1,4 @@
-"""Factors of the unit groups' contributions to the full network, fitted on training examples.
-
-Adam moves one logarithm for each group. Every rank has the whole network meanwhile, and takes its own examples.
-"""
+"""Factors of the unit groups' contributions to the full network, fitted on training examples by Adam, on all ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
 
 A gathered leaf has its whole weight on every rank. A sharded one keeps its rows where they are, and its outputs are
-gathered from them (`istmpi.evaluation.exchanges`). Which are sharded is said by `istmpi.cost.evaluation`.
+gathered. `istmpi.cost.evaluation` says which are sharded.
 """
 
 from __future__ import annotations
@@ -116,13 +116,11 @@ class FullNetwork:
 
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
-        """The outputs for the inputs of a batch."""
         with _same_random_numbers() if self.same_examples else nullcontext():
             return call(self._network, inputs)
 
     @property
     def module(self) -> nn.Module:
-        """The network itself, once it has its weights."""
         return self._network
 
     def finish(self) -> None:

@@ -23,7 +23,6 @@ def scored_in_training(run: Run, data: Dataset) -> int:
 
 
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """The number of training examples that a run on ``ranks`` ranks calibrates on."""
     if data.scoring.of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))

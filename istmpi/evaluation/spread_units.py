@@ -1,8 +1,7 @@
 """A network of a graph, evaluated for all nodes at a time, with the units of each layer spread over the ranks.
 
-A layer's numbers take a P-th of the memory, as in training. Between two products a unit needs no other, but for
-normalisations over a node's units, whose two sums are added up over the ranks. A product needs all units of a node:
-these are gathered for some nodes at a time.
+Between two products a unit needs no other, but for normalisations over a node's units, whose two sums are added up over
+the ranks. A product needs all units of a node: these are gathered for some nodes at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.comm import Communicator
-from istmpi.cost.counts import GATHERED
+from istmpi.cost.whole_graph import GATHERED
 from istmpi.engine.store import ParameterStore
 from istmpi.models.aggregation import Bias
 from istmpi.models.architecture import Architecture
@@ -30,8 +29,7 @@ def spread_units(
 ) -> None:
     """Let each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
 
-    The last product, whose weight is whole, adds up the ranks' contributions to its outputs. ``network`` has no scale
-    of its own: gathered values are scaled, instead of a copy of all units.
+    The last product, whose weight is whole, adds up the ranks' contributions. ``network`` has no scale of its own.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():

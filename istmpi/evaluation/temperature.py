@@ -13,14 +13,12 @@ import torch
 
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
-"""The number of times that the interval between the logarithms of these is halved."""
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
     """The temperature for logits ``[n, classes]`` float64 and their labels ``[n]``, those of other ranks included.
 
-    ``summed``: the sum over ranks of an array. The cross-entropy is convex in what logits are multiplied by, and there
-    its slope is zero. 1 where logits are not finite.
+    ``summed``: the sum over ranks of an array. 1 where logits are not finite.
     """
     count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
     smoothing = 1 / (count + 2)

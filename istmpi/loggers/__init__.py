@@ -1,7 +1,4 @@
-"""``--log``: a run's records told to other programs, by a `Watch` for each; a new one is a file here and a line below.
-
-Their libraries are optional extras of istmpi, imported when a logger is made.
-"""
+"""``--log``: a run's records told to other programs, by a `Watch` each; a new one is a file here and a line below."""
 
 from __future__ import annotations
 

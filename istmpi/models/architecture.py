@@ -65,10 +65,10 @@ class Architecture:
             raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
         return self._code
 
-    def with_code(self, code: UserNetwork) -> Architecture:
-        """This network, ready to be built; ConfigError if the code makes another one."""
+    def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
+        """This network, ready to be built; ConfigError if the code makes another one. It is run where it is tried."""
         ready = Architecture(self.name, self.table, self._dtype, code)
-        ready.require_usable(self.lengths)
+        ready.require_usable(self.lengths, tried)
         return ready
 
     @property
@@ -261,8 +261,8 @@ class Architecture:
                     f"others there. {cure}, or give --set model.scale=none."
                 )
 
-    def require_usable(self, lengths: Mapping[str, int]) -> None:
-        """Refuse, with a ConfigError, lengths at which the network cannot be built and run."""
+    def require_usable(self, lengths: Mapping[str, int], tried: bool = True) -> None:
+        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where it is ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
         import torch
@@ -278,7 +278,8 @@ class Architecture:
                 raise ConfigError(
                     f"{self.code.name}: its batch normalisations are others than were found in it before."
                 )
-            self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
+            if tried:
+                self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
         except ConfigError as error:
             if lengths == self.lengths:
                 raise

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from istmpi.code import module_of, short
 from istmpi.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,18 +49,7 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
     """The class FILE.py:Class or package.module:Class, and the module that it was read from."""
     from torch import nn
 
-    path, _, class_name = name.rpartition(":")
-    if not path or not class_name.isidentifier():
-        raise ConfigError(f"--model {name}: give FILE.py:Class or package.module:Class.")
-    try:
-        with gradients_kept():
-            module = _module_of_file(Path(path), name) if path.endswith(".py") else importlib.import_module(path)
-    except (ConfigError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise ConfigError(
-            f"--model {name}: {path} cannot be imported: {short(error)}. Python itself must be able to import it."
-        ) from error
+    module, class_name = module_of("--model", name, "Class")
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         networks = [
@@ -70,7 +57,7 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
         ]
         problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
         others = did_you_mean(class_name, networks) if networks else ", nor has it any torch.nn.Module."
-        raise ConfigError(f"--model {name}: {path} {problem} {class_name}{others}")
+        raise ConfigError(f"--model {name}: {name.rpartition(':')[0]} {problem} {class_name}{others}")
     return kind, module
 
 
@@ -91,38 +78,6 @@ def source_of(kind: type[nn.Module]) -> Source:
     """The source of a loaded class; empty where it has no file."""
     module = sys.modules.get(kind.__module__)
     return _source_of(kind, module) if module else Source()
-
-
-@contextmanager
-def gradients_kept() -> Iterator[None]:
-    """A context for code that may not turn gradients off for all that follows it; RuntimeError if it does."""
-    import torch
-
-    before = torch.is_grad_enabled()
-    yield
-    if torch.is_grad_enabled() != before:
-        torch.set_grad_enabled(before)
-        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
-
-
-def short(error: BaseException) -> str:
-    """An exception's kind and the beginning of its text, in one line."""
-    text = " ".join(str(error).split())[:200].rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _module_of_file(path: Path, name: str) -> ModuleType:
-    """A file as a module; its imports from its own folder work."""
-    if not path.is_file():
-        raise ConfigError(f"--model {name}: there is no file {path}.")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _source_of(kind: type, module: ModuleType) -> Source:

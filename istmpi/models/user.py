@@ -16,10 +16,11 @@ from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from istmpi.code import gradients_kept, short
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
-from istmpi.models.source import Source, gradients_kept, load, load_class, short, source_of
+from istmpi.models.source import Source, load, load_class, source_of
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
 from istmpi.tasks import CLASSIFICATION, OWN, TASKS
@@ -303,11 +304,12 @@ def user_network(
     _require_accepted(name, task)
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
     if task == OWN:
+        facts |= {} if shape else {"features": 0}
         facts = {fact: value for fact, value in facts.items() if value and fact not in settings}
         facts |= {fact: value for fact, value in settings.items() if fact in DATA_ARGUMENTS}
         settings = {setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS}
     if has_table(name):  # its class may stay unloaded: a plan needs no torch
-        facts.pop("shape")
+        facts.pop("shape", None)
         arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
         loader = partial(_shipped, name)
     else:
@@ -339,7 +341,7 @@ def user_network(
             f"{name}: its argument {fact} is {DATA_ARGUMENTS[fact]}, which these data do not tell. Give it, as --set "
             f"model.{fact}=10."
         )
-    flat = "features" in arguments and "shape" not in arguments
+    flat = "features" in arguments and "shape" not in arguments and example is None
     return UserNetwork(
         name,
         loader,

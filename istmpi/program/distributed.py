@@ -27,6 +27,7 @@ from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
+from istmpi.data.callable.drawing import drawing
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
@@ -36,7 +37,7 @@ from istmpi.models.source import class_name
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.settings import dotted
-from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches, repeatable
+from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
@@ -204,7 +205,8 @@ class Distributed:
             training.method.publish()
             full = training.evaluator.network
             if calibrate is not None and training.architecture.batch_norms:
-                with repeatable(rng.key(seed, "calibrate", communicator.rank, training.rounds_done)):
+                with drawing() as draw:
+                    draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
                     batch = next(iter(calibrate))
                 full.calibrate_by(lambda: score(full.module, batch))
                 training.note_calibration()

@@ -12,12 +12,18 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from istmpi import rng
 from istmpi.comm import Communicator
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
+from istmpi.data.callable.drawing import drawing
+from istmpi.data.callable.split import OwnSplit
 from istmpi.data.dataset import Split
 from istmpi.data.placement import place
 from istmpi.errors import ConfigError, DataError
 from istmpi.files import appearing
 from istmpi.trees import tensors_of
+
+AHEAD = 2
+"""Batches of a data set that a thread reads ahead."""
 
 
 class Rows(Split):
@@ -31,8 +37,6 @@ class Rows(Split):
         return self._count
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
-        from istmpi.data.batch import Batch
-
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
@@ -41,6 +45,13 @@ class Rows(Split):
     @property
     def features_checksum(self) -> int:
         return 0
+
+
+class _Collated(OwnSplit):
+    """A map-style data set whose batches are as they were collated."""
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        return Batch((), self.collated(indices, key), len(indices))
 
 
 class Stream:
@@ -58,7 +69,8 @@ class Stream:
         self._batches: Batches | None = None
         if draws_at_random(loader):
             rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
-            self._batches = Batches(Rows(len(loader.dataset)), rows, loader.batch_size, seed, rank)
+            split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn, ahead=AHEAD)
+            self._batches = Batches(split, rows, loader.batch_size, seed, rank)
             if loader.num_workers:
                 note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
         elif workers := getattr(loader, "num_workers", 0):
@@ -85,12 +97,7 @@ class Stream:
         """Return the batch of a local step; ``in_pass``: a pass over the examples, and the batch's number in it."""
         if self._batches is None:
             return self._next()
-        if in_pass:
-            rows = self._batches.rows_of_pass(*in_pass)
-        else:
-            rows = self._batches.indices(step)
-        with repeatable(rng.key(self._seed, "items", self._rank, step)):
-            return self._loader.collate_fn([self._loader.dataset[int(row)] for row in rows])
+        return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
 
     def _next(self) -> Any:
         for fresh in (False, True):
@@ -169,12 +176,12 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
     """
     plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler
     if plain:
-        with repeatable(rng.key(seed, "order")):
+        split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
+        with drawing() as draw:
+            draw(rng.key(seed, "order"))
             batches = list(loader.batch_sampler)
         for number, rows in enumerate(batches[rank::ranks]):
-            with repeatable(rng.key(seed, "items", rank + number * ranks)):
-                batch = loader.collate_fn([loader.dataset[row] for row in rows])
-            yield batch
+            yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
     else:
         yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
 
@@ -183,25 +190,3 @@ def examples_in(batch: Any) -> int:
     """Return the number of examples of a batch: the rows of its first tensor; 1 where it has none."""
     first = next(tensors_of(batch), None)
     return len(first) if first is not None and first.ndim else 1
-
-
-class repeatable:
-    """A context in which random numbers of Python, NumPy and torch follow from a key."""
-
-    def __init__(self, key: int):
-        self._key = key
-
-    def __enter__(self) -> None:
-        import random
-
-        self._before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        random.seed(self._key)
-        np.random.seed(self._key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(self._key >> 1)
-
-    def __exit__(self, *_: object) -> None:
-        import random
-
-        random.setstate(self._before[0])
-        np.random.set_state(self._before[1])
-        torch.set_rng_state(self._before[2])

@@ -1,12 +1,11 @@
 """Checkpoints as tables for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from istmpi.checkpoint.summary import Entry
 from istmpi.foreign import printable
 from istmpi.report.tables import table_of
 from istmpi.report.units import duration, number, size
@@ -15,23 +14,18 @@ from istmpi.units import counted
 SHOWN_CLASSES = 12
 
 
-def listing(entries: Iterable[Entry], verified: bool) -> Table:
-    """The files of a folder."""
-
-    def row(entry: Entry) -> tuple[object, ...]:
-        position = ["", "", "", ""]
-        if entry.round is not None:
-            steps = "" if entry.local_steps is None else entry.local_steps
-            position = [f"{entry.round} of {entry.rounds}", steps, entry.ranks, entry.method]
-        verdict = entry.problem or ("valid" if verified else "can be opened")
-        return entry.file, *position, size(entry.bytes), entry.modified, verdict
+def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
+    def row(entry: Mapping[str, Any]) -> Iterator[object]:
+        yield entry["file"]
+        yield "" if entry["round"] is None else f"{entry['round']} of {entry['rounds']}"
+        yield from ("" if entry[key] is None else entry[key] for key in ("local_steps", "ranks", "method"))
+        yield from (size(entry["bytes"]), entry["modified"], entry["problem"] or "can be opened")
 
     columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
     return table_of(columns, map(row, entries))
 
 
 def facts(contents: Mapping[str, Any]) -> Table:
-    """The contents of the header and the small datasets."""
     header, run = contents["header"], contents["header"]["run"]
     data, method = header["data"], run["method"]
     shape, names = " x ".join(map(str, data["shape"])), contents["classes"]
@@ -66,7 +60,6 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 
 def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
-    """Parameters or slots."""
     rows = [
         (tensor["name"], tensor["axes"], " x ".join(map(str, tensor["shape"])), tensor["dtype"], size(tensor["bytes"]))
         for tensor in tensors

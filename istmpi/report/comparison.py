@@ -51,8 +51,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """The repeats of one method with the same settings."""
-
     name: str
     """The method with all settings in which not all runs of the comparison agree."""
     curves: tuple[Curve, ...]
@@ -66,8 +64,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs against each other."""
-
     groups: tuple[Group, ...]
     targets: tuple[float, ...]
     """The scores to reach, the easiest first."""
@@ -79,7 +75,6 @@ class Comparison:
         return higher_is_better(self.score_name)
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
-        """A figure at the evaluation that reached the target."""
         points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
         return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
@@ -92,10 +87,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over seeds that both have; None for a target not reached.
-
-        Runs that share a seed count as one, with their median. Without a common seed it is the ratio of the medians.
-        """
+        """The figure over the best group's: the median over common seeds, else of medians; None if never reached."""
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
@@ -106,7 +98,6 @@ class Comparison:
         return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
-        """Seconds by phase, the mean over repeats and ranks."""
         there = [curve.phases for curve in group.curves if curve.phases]
         names = dict.fromkeys(name for phases in there for name in phases)
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
@@ -127,7 +118,6 @@ class Comparison:
 
 
 def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
-    """The places of the best medians; none where there is nothing to choose from."""
     medians = [spread.median for spread in spreads]
     there = list(filter(math.isfinite, medians))
     if not there or len(set(medians)) < 2:
@@ -139,7 +129,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
     """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
 
-    DataError when they cannot be compared, ConfigError for a target that the score cannot have.
+    DataError for runs that cannot be compared, ConfigError for a target that the score cannot have.
     """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
@@ -200,8 +190,7 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
     """The best score that all runs reach, those with a quarter and with half more error; three digits.
 
-    For 0.75 these are 0.687 and 0.625, much as in the paper's Table 1. Runs that failed or are not finished count only
-    where there are no others.
+    Runs that failed or are not finished count only where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there

@@ -1,13 +1,14 @@
 """Pictures of a comparison: the score against time and bytes, and where the time went."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
-from istmpi.report.figures import looking_alike, name, plain, require_drawable, save, svg
+from istmpi.report.figures import looking_alike, name, plain, svg
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
 from istmpi.report.units import BYTES, SECONDS, axis_unit
 
@@ -18,65 +19,32 @@ WIDTH, HEIGHT = 4.8, 3.5
 """Inches of one panel, whose letters are large enough on a telephone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
-"""The words and the units of each cost that the score is drawn against, by its name in a `Point`."""
 SPLIT = "Where the time went"
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A drawing to be made: its title, its height in inches, and the function that draws it."""
-
-    title: str
-    height: float
-    fill: "Callable[[Axes], None]"
-
-
-@dataclass(frozen=True)
 class Picture:
-    """A panel as an <svg> element."""
-
     title: str
     svg: str
 
 
-def draw(comparison: Comparison, title: str, path: Path) -> None:
-    """Draw a comparison into a file; ConfigError for another format, OutputError where it cannot be written."""
-    require_drawable(path)
-    panels = _panels(comparison)
-    with looking_alike():
-        from matplotlib.figure import Figure
-
-        size = len(panels) * WIDTH, max(panel.height for panel in panels) + 0.4
-        drawn = Figure(figsize=size, layout="constrained")
-        drawn.suptitle(plain(title))
-        for axis, panel in zip(drawn.subplots(1, len(panels)), panels):
-            panel.fill(axis)
-    save(drawn, path, title)
-
-
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Each panel by itself, for a page; the same figures give the same text."""
+    """Draw the score against time and bytes, and where the time went; the same figures give the same text."""
+    panels: dict[str, tuple[float, Callable[[Axes], None]]] = {}
+    for cost, (words, _) in COSTS.items():
+        title = f"Test {comparison.score_name} against {words}"
+        panels[title] = HEIGHT, partial(_lines, comparison=comparison, cost=cost, title=title)
+    if any(comparison.phases(group) for group in comparison.groups):
+        panels[SPLIT] = max(HEIGHT, 1.6 + BAR * len(comparison.groups)), partial(_bars, comparison=comparison)
     drawings = []
-    for number, panel in enumerate(_panels(comparison)):
+    for number, (title, (height, fill)) in enumerate(panels.items()):
         with looking_alike():
             from matplotlib.figure import Figure
 
-            drawn = Figure(figsize=(WIDTH, panel.height), layout="constrained")
-            panel.fill(drawn.subplots())
-        drawings.append(Picture(panel.title, svg(drawn, panel.title, str(number))))
+            drawn = Figure(figsize=(WIDTH, height), layout="constrained")
+            fill(drawn.subplots())
+        drawings.append(Picture(title, svg(drawn, title, str(number))))
     return drawings
-
-
-def _panels(comparison: Comparison) -> list[Panel]:
-    panels = []
-    for cost, (words, _) in COSTS.items():
-        title = f"Test {comparison.score_name} against {words}"
-        fill = partial(_lines, comparison=comparison, cost=cost, title=title)
-        panels.append(Panel(title, HEIGHT, fill))
-    if any(comparison.phases(group) for group in comparison.groups):
-        height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
-        panels.append(Panel(SPLIT, height, partial(_bars, comparison=comparison)))
-    return panels
 
 
 def _styles_of(comparison: Comparison) -> dict[str, Style]:
@@ -88,8 +56,7 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
     return looks
 
 
-def _lines(axis: "Axes", comparison: Comparison, cost: str, title: str) -> None:
-    """Draw every run."""
+def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
     looks, everywhere = _styles_of(comparison), []
     ends = [end for group in comparison.groups for end in comparison.to_end(group, cost).values]
     words, units = COSTS[cost]
@@ -124,8 +91,7 @@ def _lines(axis: "Axes", comparison: Comparison, cost: str, title: str) -> None:
     axis.set(title=plain(title), ylabel=plain(f"test {comparison.score_name}"), xlabel=f"{words} ({unit})")
 
 
-def _bars(axis: "Axes", comparison: Comparison) -> None:
-    """Draw a bar for each method, of its phases' seconds side by side."""
+def _bars(axis: Axes, comparison: Comparison) -> None:
     by_group = [comparison.phases(group) for group in comparison.groups]
     phases = [phase for phase in in_order(name for phases in by_group for name in phases) if phase not in OFF_THE_CLOCK]
     totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]

@@ -20,7 +20,6 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
     (SPEED_UP, "times the examples a second", lambda row: row["speed_up"]),
     ("Memory of a rank", "MB", lambda row: row["memory_bytes"] / 1e6),
 ]
-"""Title, unit of the y axis, and the figure; the first two are the paper's Figure 2."""
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:

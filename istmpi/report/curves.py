@@ -1,9 +1,6 @@
 """The curve of one run: its score along the way against time, bytes and examples, and where the time went.
 
-Runs of istmpi leave it in their folders. Other programs that are to be compared with them write a ``curve.json``:
-
-    {"format": "istmpi curve", "version": 1, "method": "torch-ddp", "seed": 0, "ranks": 8, "score_name": "accuracy",
-     "points": [{"round": 1, "seconds": 2.5, "bytes": 1000, "examples": 2560, "score": 0.4}, ...]}
+Runs of istmpi leave it in their folders; other programs write a ``curve.json`` (docs/compare.md).
 """
 
 import json
@@ -25,8 +22,6 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation."""
-
     round: int
     seconds: float
     """The training time; the clock stands still during evaluations."""
@@ -39,8 +34,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run."""
-
     method: str
     points: tuple[Point, ...]
     seed: int = 0
@@ -70,8 +63,7 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
 
-    DataError for one that is none of these, or damaged. ``left_out`` is called instead for each damaged one that a
-    folder has beside others which can be read.
+    DataError for one that is none of these; ``left_out`` is called instead for a damaged one beside others.
     """
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
@@ -112,7 +104,6 @@ def _curve(path: Path) -> Curve:
 
 
 def _of_run(folder: Path) -> Curve:
-    """Read the folder of a run of istmpi."""
     run, record = Run.load(str(folder / SETTINGS)), RunFolder(folder)
     lines = record.lines()
     summary = record.summary() if (folder / SUMMARY).is_file() else None
@@ -145,7 +136,6 @@ def _of_run(folder: Path) -> Curve:
 
 
 def _load(path: Path) -> Curve:
-    """Read another program's file."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT} of version {VERSION}.")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:

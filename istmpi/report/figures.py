@@ -47,10 +47,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw and save in, without the settings of a user's own matplotlib and without its warnings.
-
-    ImportError without matplotlib.
-    """
+    """A context to draw in, without a user's settings of matplotlib or its warnings; ImportError without it."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -61,7 +58,6 @@ def looking_alike() -> Iterator[None]:
 
 
 def require_drawable(path: Path) -> None:
-    """Refuse, with a ConfigError, a file of a format that is not drawn."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: must end in {', '.join(FORMATS)}.")
 

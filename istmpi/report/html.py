@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from istmpi import __version__
-from istmpi.files import appearing
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets
@@ -40,7 +39,6 @@ figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-wid
 
 
 def made() -> str:
-    """Say when, with what, where and by which command a page is made."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     moment = datetime.now().astimezone()
     where = f"{moment:%Y-%m-%d %H:%M %z} by istmpi {__version__} on {platform.node()}: {command}"
@@ -58,12 +56,6 @@ def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: st
 {_body(comparison, pictures)}<p class="made">{escape(made)}</p>
 </body></html>
 """
-
-
-def write(text: str, path: Path) -> None:
-    """Write a page, complete or not at all; OutputError where it cannot be written."""
-    with appearing(path) as file:
-        file.write(text.encode())
 
 
 def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:

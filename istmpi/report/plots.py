@@ -1,6 +1,6 @@
-"""Pictures of a run, drawn from the record in its folder."""
+"""The picture of a run, drawn from the record in its folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
@@ -8,20 +8,18 @@ from istmpi.config import Run
 from istmpi.foreign import Fields
 from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
-from istmpi.report.comparison import OFF_THE_CLOCK, in_order
 from istmpi.report.figures import looking_alike, plain, save
-from istmpi.report.styles import BLUE, GRID, INK, PHASES, styles
+from istmpi.report.styles import BLUE, GRID, INK, styles
 from istmpi.report.units import SECONDS, axis_unit
-from istmpi.units import counted, in_seconds
+from istmpi.units import counted
 
-PICTURES = PROGRESS, TIME = "progress.png", "time.png"
+PICTURE = "progress.png"
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw a run's folder: ``progress.png`` (score and loss, and the learning rate if it changes), ``time.png``.
+def draw(folder: Path) -> Path:
+    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
 
-    ImportError where matplotlib is not installed, DataError where the record is damaged, OutputError where a picture
-    cannot be written.
+    ImportError without matplotlib, DataError where the record is damaged, OutputError where it cannot be written.
     """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
@@ -31,18 +29,15 @@ def draw(folder: Path) -> list[Path]:
         method = run.method.name
         title = f"{run.name}: {method}"
     title += f" on {counted(summary.whole('ranks', 1), 'rank')}"
-    score_name, phases = summary.text("score_name"), summary.figures("seconds", 0)
     with looking_alike():
-        _progress(lines, score_name, title, method, folder / PROGRESS)
-        _time(phases, f"Where the time went, {title}", folder / TIME)
-    return [folder / PROGRESS, folder / TIME]
+        _progress(lines, summary.text("score_name"), title, method, folder / PICTURE)
+    return folder / PICTURE
 
 
 def missing(folder: Path) -> bool:
-    """Tell whether a picture of a finished run is missing, or older than the run's end."""
-    finished = (folder / SUMMARY).stat().st_mtime_ns
-    pictures = [folder / name for name in PICTURES]
-    return not all(path.exists() and path.stat().st_mtime_ns >= finished for path in pictures)
+    """Tell whether the picture of a finished run is missing, or older than the run's end."""
+    picture = folder / PICTURE
+    return not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
 
 
 def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path) -> None:
@@ -76,22 +71,3 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
     whose = "the subnets, which have fewer units" if deals else "what every rank trains, on its own batches"
     end = f"test {score_name} {scores[-1]:.4g} at the end" if scores else "never evaluated"
     save(figure, path, title, f"{end}. Training loss: of {whose}. Test loss: of the whole network.")
-
-
-def _time(phases: Mapping[str, float], title: str, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    names, whole = in_order(phases), sum(phases.values())
-    unit, factor = axis_unit(max(phases.values(), default=0), SECONDS)
-    figure = Figure(figsize=(7, 1.4 + 0.28 * len(names)), layout="constrained")
-    axis = figure.subplots()
-    lengths, colours = [phases[name] / factor for name in names], [PHASES.get(name, GRID) for name in names]
-    bars = axis.barh([plain(name) for name in names], lengths, color=colours, edgecolor=INK, linewidth=0.6)
-    shares = [f"{phases[name] / factor:.3g} {unit}, {phases[name] / whole:.0%}" if whole else "0 s" for name in names]
-    axis.bar_label(bars, shares, padding=3)
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    axis.margins(x=0.2)
-    axis.set_title(plain(title))
-    axis.set_xlabel(f"time ({unit}), mean over the ranks; {' and '.join(OFF_THE_CLOCK)} are not training time")
-    save(figure, path, title, ", ".join(f"{name} {in_seconds(phases[name])}" for name in names))

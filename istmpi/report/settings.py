@@ -33,7 +33,6 @@ def shown_default(setting: Setting) -> str:
 
 
 def markdown() -> str:
-    """The page of all settings."""
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
         for owner, group in groupby(settings, key=lambda setting: setting.owner if section == "model" else ""):
@@ -57,7 +56,6 @@ def _row(setting: Setting, section: str) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a run file."""
     properties: dict[str, Any] = {}
     for section, group in groupby(every_setting(), key=_section):
         settings = list(group)

@@ -97,7 +97,6 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
 
 
 def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
-    """The end of every method; time and bytes there have a best only after equally many rounds."""
     groups = comparison.groups
     ends = [[(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups]
     rounds = [[point.round for _, point in its] for its in ends]
@@ -139,7 +138,6 @@ def _each(values: Sequence[int]) -> str:
 
 
 def _phases(comparison: Comparison) -> Rows:
-    """Seconds of each phase and its share of the training time."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     totals = [sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK) for phases in by_group]
     rows = []

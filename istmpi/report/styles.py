@@ -15,8 +15,6 @@ BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a method in every picture."""
-
     colour: str
     marker: str
     line: str = "-"
@@ -38,11 +36,9 @@ STYLES = {
     # Another program's way of the same method has its colour, another line and another marker.
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
-    "data-parallel-halving-doubling": Style(INK, ">", ":"),
     "pytorch-ddp": Style(INK, "d", "-."),
     "pytorch-local-sgd": Style(ORANGE, "p", "--"),
 }
-"""The styles by the names that run files give methods."""
 
 UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
@@ -60,7 +56,6 @@ PHASES = {
 }
 """The phases in the order of a round: shades of cividis, no two equally light, neighbours far apart."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
-"""Colours of other programs' phases."""
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

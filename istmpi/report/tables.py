@@ -89,7 +89,6 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:
-    """The learning rate of a run of ``steps`` local steps, in words."""
     words = [f"{optimizer.lr:g}"]
     if optimizer.warm_up:
         words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
@@ -120,13 +119,11 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _speed,
 }
-"""The tables of a survey: a row for every number of ranks and a column for every method."""
 
 FIGURE = 11
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
-    """Print all tables of a survey."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["method"], row["ranks"]): row for row in rows}
     for title, cell in TABLES.items():
@@ -155,7 +152,6 @@ def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 
 
 def cluster(console: Console, cluster: Cluster) -> None:
-    """Print the measurements of a cluster, with the median relative error of each fit."""
 
     def fitted(name: str) -> str:
         error = cluster.measured.get(name, {}).get("median_relative_error")

@@ -9,7 +9,6 @@ def size(nbytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count with a decimal prefix: ``36.8 M``."""
     return _scaled(value).rstrip()
 
 

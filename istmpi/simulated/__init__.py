@@ -15,20 +15,6 @@ from istmpi.simulated.faults import DELAYS, KILLS, KINDS, SLOW, STOPS, Faults, K
 from istmpi.simulated.network import KILLED, Context, Network
 from istmpi.simulated.scheduler import Ended, Task
 
-__all__ = [
-    "DELAYS",
-    "KILLED",
-    "KILLS",
-    "KINDS",
-    "SLOW",
-    "STOPS",
-    "Faults",
-    "Kill",
-    "Outcome",
-    "Stop",
-    "simulate",
-]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -51,7 +37,6 @@ class Outcome:
     """A checksum of all calls with their times: equal ones are of the same schedule."""
 
     def require(self) -> Sequence[Any]:
-        """The results; or raises what ended the job, or its ranks."""
         for error in (self.ended, *self.errors):
             if error is not None:
                 raise error

@@ -1,8 +1,4 @@
-"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs.
-
-As MPI allows it, no rank waits for others of whom it needs nothing; so where a rank is gone some may be through while
-others never are.
-"""
+"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs."""
 
 from __future__ import annotations
 
@@ -19,8 +15,6 @@ Brought = dict[int, Any]
 
 @dataclass(eq=False)
 class Entry:
-    """The part of one rank in a collective."""
-
     request: Request
     missing: set[int]
     leave: Callable[[Brought], Any]
@@ -29,8 +23,6 @@ class Entry:
 
 @dataclass(eq=False)
 class Collective:
-    """A collective call of all its members."""
-
     name: str
     first: int
     members: int
@@ -40,8 +32,6 @@ class Collective:
 
 
 class Collectives:
-    """The collective calls of a job."""
-
     def __init__(self, network: Network):
         self._network = network
         self._open: dict[Any, Collective] = {}

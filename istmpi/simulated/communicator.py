@@ -18,8 +18,6 @@ IN_PLACE = object()
 
 
 class Job:
-    """A network with all that its ranks do on it together."""
-
     def __init__(self, network: Network):
         self.network = network
         self.mail, self.collectives = Mail(network), Collectives(network)
@@ -86,9 +84,6 @@ class SimulatedCommunicator:
     def Iallgather(self, send: Any, receive: Any) -> Request:
         return self._gather("Allgather", send, receive)
 
-    def Igather(self, send: Any, receive: Any, root: int = 0) -> Request:
-        return self._gather("Gather", send, receive, root)
-
     def Igatherv(self, send: Any, receive: Any, root: int = 0) -> Request:
         return self._gather("Gatherv", send, receive, root)
 
@@ -130,12 +125,6 @@ class SimulatedCommunicator:
     def Barrier(self) -> None:
         self._result(self.Ibarrier())
 
-    def allgather(self, value: Any) -> list[Any]:
-        request = self._collective(
-            "allgather of objects", pickle.dumps(value), None, lambda brought: [*map(pickle.loads, brought)]
-        )
-        return self._result(request)
-
     # ---- messages
 
     def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Request:
@@ -146,12 +135,6 @@ class SimulatedCommunicator:
         self._network.call(self._me, "Irecv")
         return self._receive(bytes_of(buffer), source, tag)
 
-    def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
-        self._result(self.Isend(buffer, dest, tag))
-
-    def Recv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> None:
-        self.Irecv(buffer, source, tag).Wait()
-
     def isend(self, value: Any, dest: int, tag: int = 0) -> Request:
         self._network.call(self._me, "isend")
         return self._job.mail.send(self._context, self._me, self.members[dest], tag, pickle.dumps(value))
@@ -159,9 +142,6 @@ class SimulatedCommunicator:
     def irecv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "irecv")
         return self._receive(None, source, tag)
-
-    def send(self, value: Any, dest: int, tag: int = 0) -> None:
-        self._result(self.isend(value, dest, tag))
 
     def recv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
         return self.irecv(buf, source, tag).wait()
@@ -188,29 +168,22 @@ class SimulatedCommunicator:
 
     # ---- other communicators
 
-    def _new(self, name: str, groups: Callable[[list[Any]], list[tuple[int, ...]]], brought: Any = None) -> Any:
-        request = self._collective(name, (brought, {}), None, lambda by_rank: by_rank)
-        by_rank = self._result(request)
-        contexts = by_rank[0][1]  # the first rank that leaves makes them, for all
-        if not contexts:
-            for members in groups([value for value, _ in by_rank]):
-                contexts |= dict.fromkeys(members, Context(self._network, members))
-        return SimulatedCommunicator(self._job, contexts[self._me], self._me)
+    def _new(self, name: str, color: int = 0) -> SimulatedCommunicator:
+        by_rank = self._result(self._collective(name, (color, {}), None, lambda by_rank: by_rank))
+        made = by_rank[0][1]
+        if color not in made:  # the first rank that leaves makes it, for all
+            members = [member for member, (its, _) in zip(self.members, by_rank, strict=True) if its == color]
+            made[color] = Context(self._network, members)
+        return SimulatedCommunicator(self._job, made[color], self._me)
 
     def Dup(self) -> SimulatedCommunicator:
-        return self._new("Dup", lambda _: [self.members])
+        return self._new("Dup")
 
     def Split_type(self, split_type: object) -> SimulatedCommunicator:
-        return self._new("Split_type", lambda _: [self.members])
+        return self._new("Split_type")
 
     def Split(self, color: int = 0) -> SimulatedCommunicator:
-        def groups(colours: list[int]) -> list[tuple[int, ...]]:
-            return [
-                tuple(member for member, its in zip(self.members, colours, strict=True) if its == colour)
-                for colour in sorted({*colours})
-            ]
-
-        return self._new("Split", groups, color)
+        return self._new("Split", color)
 
     def Create_group(self, group: Group) -> SimulatedCommunicator:
         self._network.call(self._me, "Create_group")
@@ -246,8 +219,6 @@ def _exactly(values: bytes, nbytes: int, call: str) -> np.ndarray:
 
 
 class SimulatedMPI:
-    """The MPI library of one rank."""
-
     BYTE, COMM_TYPE_SHARED = "BYTE", "COMM_TYPE_SHARED"
     IN_PLACE, MAX = IN_PLACE, np.maximum
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)

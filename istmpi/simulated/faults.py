@@ -90,7 +90,6 @@ class Timing:
         return MESSAGE_SECONDS * self._times() + nbytes / BYTES_PER_SECOND
 
     def noticing(self) -> float:
-        """Seconds until a rank notices that another is gone."""
         return 100 * MESSAGE_SECONDS * self._times()
 
     def eager(self, nbytes: int) -> bool:

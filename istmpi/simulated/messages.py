@@ -25,15 +25,12 @@ class Message:
     number: int
     """The place among the messages of its sender to its receiver."""
     values: np.ndarray | bytes
-    """The sender's own memory, as long as the message waits there."""
     sent: Request
     lost: bool = False
 
 
 @dataclass(eq=False)
 class Receive:
-    """A receive that was posted."""
-
     source: int
     tag: int
     into: np.ndarray | None
@@ -42,8 +39,6 @@ class Receive:
 
 @dataclass
 class Box:
-    """The messages and receives of one rank on one communicator."""
-
     posted: list[Receive] = field(default_factory=list)
     arrived: list[Message] = field(default_factory=list)
     flying: list[Message] = field(default_factory=list)
@@ -60,8 +55,6 @@ class Box:
 
 
 class Mail:
-    """The messages of a job."""
-
     def __init__(self, network: Network):
         self._network = network
         self._boxes: dict[tuple[int, int], Box] = {}
@@ -74,7 +67,6 @@ class Mail:
         return self._boxes.setdefault((context.number, rank), Box())
 
     def send(self, context: Context, source: int, destination: int, tag: int, values: np.ndarray | bytes) -> Request:
-        """Begin to send bytes."""
         network, nbytes, ends = self._network, len(values), (context.number, source, destination)
         request = Request(network, source, f"a send with tag {tag}")
         request.needs = lambda: {destination}
@@ -102,7 +94,6 @@ class Mail:
         self._network.stir(message.destination)
 
     def receive(self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None) -> Request:
-        """Begin to receive a message: bytes, or without a place for them a Python object's."""
         network, box = self._network, self.box(context, rank)
         request = Request(network, rank, f"a receive with {'any tag' if tag == ANY_TAG else f'tag {tag}'}")
         receive = Receive(source, tag, into, request)

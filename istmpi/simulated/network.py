@@ -68,7 +68,6 @@ class Network:
         return task
 
     def begun(self, request: Request) -> Request:
-        """Note an operation of a rank whose own part is done."""
         task = self.scheduler.tasks[request.rank]
         if not request.done:
             self._pending[request.rank][request] = None
@@ -78,7 +77,6 @@ class Network:
         return request
 
     def wait(self, request: Request) -> None:
-        """Pause the rank until its operation has ended."""
         task = self.scheduler.tasks[request.rank]
         while not request.done:
             task.awaited = request
@@ -92,7 +90,6 @@ class Network:
     # ---- what comes to a rank
 
     def stir(self, rank: int) -> None:
-        """Let a rank that rests look again."""
         task = self.scheduler.tasks[rank]
         task.rest = FIRST_REST
         if task.resting:

@@ -12,8 +12,6 @@ ANY_SOURCE, ANY_TAG = -1, -1
 
 
 class Status:
-    """The sender and the tag of a message."""
-
     def __init__(self) -> None:
         self.source = self.tag = -1
 
@@ -28,7 +26,6 @@ class Request:
         self.network, self.rank, self.words = network, rank, words
         self.done = self.null = network is None
         self.value: Any = None
-        """The object that arrived, of a call for Python objects."""
         self.needs: Callable[[], set[int]] = set
         """The ranks of the world without which it cannot end, as it is now."""
         self.status = Status()
@@ -64,9 +61,6 @@ class Request:
             self.take(status)
         return True
 
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        return (True, self.value) if self.Test(status) else (False, None)
-
     def wait(self, status: Status | None = None) -> Any:
         self.Wait(status)
         return self.value
@@ -87,21 +81,6 @@ class Request:
         for number in done:
             requests[number].take()
         return done
-
-    @staticmethod
-    def Waitall(requests: Sequence[Request]) -> None:
-        active = [request for request in requests if not request.null]
-        if active:
-            active[0].network.call(active[0].rank, "Waitall")
-        for request in active:
-            request.network.wait(request)
-        for request in active:
-            request.take()
-
-    @classmethod
-    def waitall(cls, requests: Sequence[Request]) -> list[Any]:
-        cls.Waitall(requests)
-        return [request.value for request in requests]
 
 
 class Group:

@@ -22,8 +22,6 @@ class Ended(BaseException):
 
 
 class Task:
-    """The thread of one rank."""
-
     def __init__(self, rank: int):
         self.rank = rank
         self.calls = 0
@@ -38,8 +36,6 @@ class Task:
 
 
 class Scheduler:
-    """Whose turn it is."""
-
     def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
         """``standstill`` tells what is wrong where nothing is to happen any more, if anything is."""
         self.standstill = standstill
@@ -73,7 +69,6 @@ class Scheduler:
     # ---- for the task that has the baton
 
     def spend(self, task: Task, seconds: float) -> None:
-        """Let time go by for a task; others may run meanwhile."""
         when = self.now + seconds
         if self.verdict is None and (not self._list or self._list[0][0] > when):
             self.now = when
@@ -92,7 +87,6 @@ class Scheduler:
         task.resting = False
 
     def pause(self, task: Task) -> None:
-        """Wait until it is the task's turn."""
         following = self._following()
         if following is task:
             return
@@ -123,7 +117,6 @@ class Scheduler:
     # ---- for the thread that runs all
 
     def run(self, work: Callable[[Task], None]) -> None:
-        """Carry out all tasks, each in a thread of its own, until they are done or the job is over."""
         for task in self.tasks:
             task.thread = threading.Thread(target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True)
             task.thread.start()

@@ -1,8 +1,7 @@
 """A run on a simulated cluster: once, like `istmpi train`, or under very many schedules, each checked against a law.
 
-The law: whatever the order of messages and ranks, however long some of them stand still, the run ends and its weights,
-loss, score and bytes are those of the undisturbed run, bit for bit. A rank that is killed ends the job; resumed, it
-reaches the same weights.
+The law: whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and
+bytes, bit for bit. A rank that is killed ends the job; resumed, it reaches the same weights.
 """
 
 from __future__ import annotations
@@ -55,15 +54,12 @@ def usable(run: Run) -> Run:
 
 @dataclass(frozen=True)
 class Reached:
-    """The result of a run."""
-
     weights: str
     loss: float
     score: float
     bytes: int
 
     def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
-        """The values in which another result differs, in words; empty where there are none."""
         names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return ", ".join(f"{name} {value}, not {expected}" for name, expected, value in pairs if value != expected)
@@ -92,14 +88,11 @@ def _digest(tensors: dict[str, bytes]) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The outcome of one seed."""
-
     seed: int
     faults: Faults
     outcomes: Sequence[Outcome]
     """The job, and where a rank was killed the one that resumed it."""
     finding: str
-    """The violation of the law, in words; empty where there is none."""
 
     @property
     def kinds(self) -> list[str]:
@@ -142,7 +135,6 @@ class Schedules:
         return simulate(program, self._ranks, faults)
 
     def run(self, seeds: Sequence[int]) -> Iterator[Schedule]:
-        """The schedule of each seed."""
         for seed in seeds:
             faults = Faults.drawn(seed, self._ranks, self._kinds, self._undisturbed.calls)
             if faults.kills:

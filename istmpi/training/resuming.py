@@ -15,6 +15,7 @@ from istmpi.names import class_of
 
 MAY_CHANGE = (
     "data.source",
+    "data.scoring",
     "method.shares",
     "optimizer.lr",
     "optimizer.weight_decay",
@@ -23,7 +24,17 @@ MAY_CHANGE = (
     "train.patience",
 )
 """Settings that a resumed run may change; the data may have moved, but not changed."""
-WITHOUT_EFFECT = ("name", "train.threads", "train.device", "train.init", "evaluate.", "checkpoint.", "comm.", "output.")
+WITHOUT_EFFECT = (
+    "name",
+    "data.ahead",
+    "train.threads",
+    "train.device",
+    "train.init",
+    "evaluate.",
+    "checkpoint.",
+    "comm.",
+    "output.",
+)
 """Settings, or sections of them, that do not change what is learnt."""
 
 

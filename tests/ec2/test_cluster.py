@@ -286,25 +286,6 @@ def test_the_script_that_job_ec2_writes_is_refused_alike(account):
     assert nothing(account)
 
 
-def test_no_credentials_and_no_region_are_said(account):
-    bare = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    assert account.cluster("status", environment=bare).stderr == (
-        "cluster: there are no AWS credentials. Run aws configure, or set AWS_PROFILE.\n"
-    )
-    nowhere = account.cluster("status", environment={"AWS_DEFAULT_REGION": ""})
-    assert nowhere.returncode == 2
-    assert nowhere.stderr == "cluster: no region is named. Say --region eu-central-1, or set AWS_REGION.\n"
-
-
-def test_what_aws_refuses_is_one_line(account):
-    """An answer as AWS gives it, from a server of our own: the local AWS lets everybody in."""
-    text = "<Code>ExpiredToken</Code><Message>The token has\nexpired</Message>"
-    with answering(f"<ErrorResponse><Error>{text}</Error></ErrorResponse>".encode(), 403) as (url, _):
-        refused = account.cluster("status", environment={"AWS_ENDPOINT_URL_CLOUDFORMATION": url})
-    assert refused.returncode == 2
-    assert refused.stderr == "cluster: The token has expired (ExpiredToken)\n"
-
-
 def test_a_stack_of_another_is_never_removed(account):
     template = '{"Resources": {"Q": {"Type": "AWS::SQS::Queue"}}}'
     account.client("cloudformation").create_stack(StackName="theirs", TemplateBody=template)

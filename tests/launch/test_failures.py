@@ -125,12 +125,6 @@ def test_the_others_may_be_busy_instead_of_waiting(job):
     assert result.seconds < patient(LIMIT)
 
 
-def test_the_exit_code_arrives(job):
-    result = job(3, "if failing: sys.exit(5)")
-    assert result.returncode == 5
-    assert result.seconds < patient(LIMIT)
-
-
 @pytest.mark.parametrize(
     "error, code, message",
     [
@@ -144,11 +138,6 @@ def test_an_error_that_was_agreed_on_is_told_once_and_ends_all_ranks_in_order(jo
     assert [line for line in result.stderr.splitlines() if line.startswith("istmpi")] == [message], result.stderr
     assert "Traceback" not in result.stderr
     assert result.seconds < patient(LIMIT)
-
-
-def test_a_program_that_ends_well_ends_with_zero(job):
-    result = job(3, "")
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_rank_that_misses_another_says_so_and_leaves_the_word_to_the_launcher(job):

@@ -36,12 +36,6 @@ def test_a_job_whose_processes_would_all_simulate_is_refused(mpirun):
     )
 
 
-def test_one_rank_prints(job):
-    result = job(3, "def test_sum(comm): assert sum(comm.allgather(1)) == 3")
-    assert result.returncode == 0, result.output
-    assert result.output.count("1 passed") == 1
-
-
 @pytest.mark.parametrize("wrong", ["assert comm.rank != 1", "raise SystemExit('rank %d leaves' % comm.rank)"])
 def test_a_failure_on_one_rank_fails_all_and_shows_it(job, wrong):
     result = job(
@@ -62,28 +56,6 @@ def test_a_failure_on_one_rank_fails_all_and_shows_it(job, wrong):
     assert "heard on rank 1" in result.output
     details = result.output.split("short test summary")[0]  # which repeats them where CI is set
     assert details.count(f"   {wrong}") == 1
-
-
-def test_a_failure_in_a_fixture_of_one_rank_runs_the_test_nowhere(job):
-    result = job(
-        2,
-        """
-        @pytest.fixture
-        def broken(comm):
-            assert comm.rank == 0
-
-        def test_collective(broken, comm):
-            comm.barrier()
-        """,
-    )
-    assert "1 error" in result.output, result.output
-    assert "[rank 1 of 2" in result.output
-
-
-def test_a_skip_on_one_rank_is_a_failure(job):
-    result = job(2, "def test_skips(comm):\n    if comm.rank == 1: pytest.skip('not here')")
-    assert "1 failed" in result.output, result.output
-    assert "the ranks disagree: passed on rank 0, skipped on rank 1" in result.output
 
 
 def test_a_failed_rank_does_not_wait_for_ranks_that_wait_for_it(job):
@@ -118,54 +90,3 @@ def test_ranks_that_wait_for_each_other_are_ended_by_the_time_limit(job):
     assert "ends the job: test_case.py::test_hangs still runs after 2 s" in result.output, result.output
     assert "MPI.COMM_WORLD.recv(source" in result.output
     assert time.monotonic() - start < patient(20)
-
-
-def test_a_killed_rank_ends_the_job(job):
-    result = job(2, "import os\n\ndef test_dies(comm):\n    if comm.rank: os.kill(os.getpid(), 9)\n    comm.barrier()")
-    assert result.returncode != 0
-
-
-def test_a_wrong_rank_count_is_refused(job):
-    result = job(2, "def test_nothing(): pass", says=3)
-    assert result.returncode != 0
-    assert "ISTMPI_TEST_RANKS is 3 but MPI_COMM_WORLD has 2 rank(s)" in result.output
-    assert "passed" not in result.output
-
-
-def test_tests_that_need_other_ranks_are_counted_by_their_reason(job):
-    result = job(
-        2,
-        """
-        @pytest.mark.ranks(min=3)
-        def test_many(): pass
-
-        @pytest.mark.ranks(only=[1, 4])
-        def test_square(): pass
-
-        def test_any(): pass
-        """,
-        PYTEST_ADDOPTS="-v",
-    )
-    assert result.returncode == 0, result.output
-    assert "1 passed, 2 deselected" in result.output
-    assert "1 of ranks(min=3), this run has 2" in result.output
-    assert "1 of ranks(only=[1, 4]), this run has 2" in result.output
-    assert "    test_case.py::test_square" in result.output
-
-
-@pytest.mark.parametrize("wrong", ["import nowhere", "def test_extra(): pass"])
-def test_ranks_that_collect_different_tests_are_refused(job, wrong):
-    result = job(
-        2,
-        f"""
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 1:
-            {wrong}
-
-        def test_nothing(): pass
-        """,
-    )
-    assert result.returncode != 0
-    assert result.output.count("rank 1 and rank 0 collected different tests") == 1, result.output
-    assert wrong.split()[1].removesuffix("():") in result.output

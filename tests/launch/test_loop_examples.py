@@ -50,8 +50,3 @@ def test_a_loop_learns_and_exports_what_the_class_loads(mpirun, tmp_path, monkey
         assert lines[-1]["loss"] < 0.95 * lines[0]["loss"], name
         text = f"{ROUNDS} rounds in \\d+ s, .* MB sent"
     assert len(re.findall(text, done.stdout)) == len(examples)
-
-
-@pytest.mark.parametrize("name", [*PLAIN, *OF_TRANSFORMERS])
-def test_a_loop_is_short(name):
-    assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 80

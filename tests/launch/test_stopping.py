@@ -137,19 +137,6 @@ def test_the_end_of_the_jobs_time_stops_the_run(mpirun, tmp_path):
     assert result.returncode == 75 and "stopped by the end of the job's time" in result.stderr
 
 
-def test_without_a_known_end_of_time_nothing_is_trained(mpirun, tmp_path):
-    result = mpirun(2, "istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
-    assert result.returncode == 2 and "SLURM_JOB_END_TIME" in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_end_of_time_that_is_no_time_is_told_once(refused, tmp_path):
-    commands = ([verb, "--out", tmp_path / "run", "--stop-before-walltime", "1"] for verb in ("train", "compare"))
-    for said in refused(2, *commands, env={"SLURM_JOB_END_TIME": "nan"}):
-        assert "SLURM_JOB_END_TIME = 'nan' must be the Unix time" in said
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("answer, code", [("date -d '+1 minute' +%Y-%m-%dT%H:%M:%S", 75), ("exit 1", 2)])
 def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     squeue = tmp_path / "squeue"
@@ -168,18 +155,6 @@ def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_a_finished_run_has_nothing_left_to_do(mpirun, tmp_path):
-    command = ["istmpi", "train", "--rounds", "3", "--resume", "auto", "--out", tmp_path / "run"]
-    assert mpirun(2, *command).returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    again = mpirun(1, *command)
-    assert again.returncode == 0 and "nothing left to train" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
-    more = mpirun(3, *command[:2], "--rounds", "5", *command[4:])
-    assert more.returncode == 0 and "after 3 of 5 rounds" in more.stdout
-    assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
-
-
 def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun, tmp_path):
     folder = tmp_path / "run"
     program = (
@@ -193,12 +168,12 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun
     before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
     assert not (folder / "summary.json").exists()
     for ranks in 1, 2:
-        (folder / "time.png").unlink(missing_ok=True)  # as when it was killed behind the summary
+        (folder / "progress.png").unlink(missing_ok=True)  # as when it was killed behind the summary
         result = mpirun(ranks, "istmpi", *command)
         assert result.returncode == 0, result.stderr
         assert ("nothing left to train" in result.stdout) == (ranks == 2)
         assert {name: (folder / name).read_bytes() for name in before} == before
-        assert {"summary.json", "progress.png", "time.png"} <= {path.name for path in folder.iterdir()}
+        assert {"summary.json", "progress.png"} <= {path.name for path in folder.iterdir()}
     last, summary = lines(folder)[-1], json.loads((folder / "summary.json").read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
     assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]

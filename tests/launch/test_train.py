@@ -51,7 +51,7 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun,
     assert lines[-1]["examples"] == 3 * 3 * 4 * 16
     summary = json.loads((out / "summary.json").read_text())
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
-    assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png", "time.png"}
+    assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png"}
     saved = Run.load(str(out / "run.toml"))
     assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
     assert mpirun(3, "istmpi", "train", out / "run.toml", "--out", tmp_path / "again").returncode == 0

@@ -27,12 +27,6 @@ def fail(comm, kind, ranks):
             raise kind
 
 
-def test_nothing_wrong_is_nothing_said(comm):
-    with comm.agreed():
-        done = True
-    assert done
-
-
 @pytest.mark.parametrize("failing", [[0], [-1], [0, -1]])
 def test_the_error_of_one_rank_is_raised_on_all(comm, failing):
     ranks = {rank % comm.size for rank in failing}
@@ -49,13 +43,6 @@ def test_the_error_of_one_rank_is_raised_on_all(comm, failing):
     assert str(told.value) == f"{prefix}the file of {first} is damaged"
     assert told.value.everywhere
     assert told.value.exit_code == 2
-
-
-def test_the_ranks_go_on_after_an_agreement(comm):
-    for _ in range(2):
-        with pytest.raises(ConfigError), comm.agreed():
-            raise ConfigError("all alike")
-    assert comm.allgather(comm.rank) == list(range(comm.size))
 
 
 @pytest.mark.ranks(min=2)

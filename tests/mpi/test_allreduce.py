@@ -61,20 +61,6 @@ def test_every_dtype(comm, dtype, tolerance):
         torch.testing.assert_close(tensor.double(), expected[name], rtol=0, atol=tolerance)
 
 
-def test_the_order_of_handing_over_does_not_matter(comm):
-    """Not even when it differs between ranks: buckets travel in one order."""
-    expected = values(comm, SIZES["several"])[comm.rank]
-    mean_over_ranks(comm, expected)
-    mine = values(comm, SIZES["several"])[comm.rank]
-    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
-    names = list(mine)
-    for name in names[comm.rank :] + names[: comm.rank]:
-        mean.add(name, mine[name])
-    mean.finish()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, expected[name])
-
-
 @pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):

@@ -106,14 +106,6 @@ def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_
     np.testing.assert_allclose(outputs, x, rtol=1e-5, atol=1e-6)
 
 
-def test_a_network_that_is_not_calibrated_says_so(comm, shared_tmp):
-    training, _ = trained(comm, train__rounds=1, evaluate__every=5)
-    training.rounds_done += 1  # as after a round without an evaluation
-    save(training, shared_tmp / "network.h5")
-    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
-        assert checkpoint.moments == {}
-
-
 @pytest.mark.parametrize("writer", WRITING)
 def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tmp, writer):
     training, _ = trained(comm)

@@ -114,17 +114,6 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
         assert lines[0] == lines[1]
 
 
-def test_the_rehearsal_of_fedavg_is_a_single_pass(compared, monkeypatch):
-    passes, of_pass = set(), Batches.of_pass
-    monkeypatch.setattr(Batches, "of_pass", lambda self, *place: passes.add(place[0]) or of_pass(self, *place))
-    compared(["fedavg"], method__epochs=3, train__batch=500).rehearse()
-    assert passes == {0}
-
-
-def test_the_rehearsal_is_too_short_for_a_warm_up(compared):
-    compared(["local-sgd"], optimizer__warm_up=9).rehearse()
-
-
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
     fetched, finished = [], []
     fetch, run = Codistillation._fetch_others, IST.run
@@ -262,18 +251,6 @@ def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatc
     assert trained == ["local-sgd-5", "ist-6", "local-sgd-6"]
 
 
-def test_a_run_whose_summary_is_missing_is_finished_without_training(compared, comm):
-    comparison = compared(["ist"])
-    comparison.run_training()
-    expected = _lines(comparison.turns[0].folder)
-    comm.barrier()
-    if comm.rank == 0:
-        (comparison.turns[0].folder / "summary.json").unlink()
-    comm.barrier()
-    assert compared(["ist"]).run_training() == {}
-    assert comparison.turns[0].finished and _lines(comparison.turns[0].folder) == expected
-
-
 def test_a_folder_of_something_else_is_left_alone(compared, shared_tmp, comm):
     compared(["ist"]).run_training()
     with pytest.raises(ConfigError, match=r"its ist-5 is another run \(optimizer.lr = 0.1 there, 0.2 here\)"):
@@ -297,8 +274,3 @@ def test_without_out_the_first_folder_that_fits(compared, shared_tmp, monkeypatc
     first.run_training()
     assert str(compared(["ist", "local-sgd"], output__folder="").folder) == "runs/compare-digits"
     assert str(compared(["ist"], output__folder="", optimizer__lr=0.2).folder) == "runs/compare-digits-2"
-
-
-def test_an_unknown_method_is_refused(compared):
-    with pytest.raises(ConfigError, match="--methods: 'lst' is not known; did you mean ist?"):
-        compared(["ist", "lst"])

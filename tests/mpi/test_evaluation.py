@@ -105,26 +105,6 @@ def test_a_single_example_scores_as_it_does_among_others(comm, settings):
     torch.testing.assert_close(network(x.flip(0)).flip(0), together, rtol=0, atol=1e-12)
 
 
-def test_the_score_does_not_depend_on_the_batch(comm):
-    scores = []
-    for batch in (17, 359, 360, 5000):
-        _, progress = trained(comm, evaluate__batch=batch, train__rounds=1)
-        scores.append(progress[-1].score)
-    for score in scores[1:]:
-        assert score.loss == pytest.approx(scores[0].loss, abs=1e-12)
-        assert (score.score, score.examples) == (scores[0].score, scores[0].examples)
-
-
-def test_the_score_does_not_depend_on_the_order(comm, shared_tmp):
-    scores = []
-    for seed in range(2):
-        write(comm, shared_tmp / f"{seed}.npz", order=seed)
-        scores.append(trained(comm, data__source=str(shared_tmp / f"{seed}.npz"))[1][-1].score)
-    assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-12)
-    assert scores[0].score == scores[1].score
-    comm.barrier()
-
-
 def test_the_score_does_not_depend_on_the_ranks(comm):
     """Before training all rank counts have the same network; with data-parallel on equal batches also afterwards."""
     training = Training(small_run(), comm)

@@ -9,8 +9,8 @@ from live_bytes import LiveBytes
 from small import assert_same_bits, own_run, whole
 
 from istmpi.cost import round_bytes
-from istmpi.cost.counts import whole_graph_bytes
 from istmpi.cost.evaluation import evaluation_plan
+from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.gat import GAT
@@ -160,7 +160,7 @@ def test_units_spread_over_ranks_give_the_same_score(comm, graph, model, monkeyp
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_a_whole_graph_takes_the_memory_that_is_planned(comm, graph, model, monkeypatch):
     monkeypatch.setattr("istmpi.evaluation.spread_units.GATHERED", 1000)
-    monkeypatch.setattr("istmpi.cost.counts.GATHERED", 1000)
+    monkeypatch.setattr("istmpi.cost.whole_graph.GATHERED", 1000)
     wide = {"hidden1": 2048, "hidden2": 2048}
     training = Training(own_run(**settings(graph, model__name=model, model__hidden=list(wide.values()))), comm)
     network, store = training.architecture, training.store

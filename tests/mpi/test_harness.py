@@ -1,32 +1,8 @@
 """The harness where nothing goes wrong; tests/launch/test_harness.py has the rest."""
 
-import os
-
 import pytest
 
 pytestmark = pytest.mark.both
-
-
-def test_all_ranks_are_here(comm):
-    assert comm.size == int(os.environ.get("ISTMPI_TEST_RANKS", comm.size))
-    assert comm.allgather(comm.rank) == list(range(comm.size))
-
-
-def test_the_folder_is_shared(comm, shared_tmp):
-    (shared_tmp / f"from-{comm.rank}").touch()
-    comm.barrier()
-    assert len(list(shared_tmp.iterdir())) == comm.size
-    comm.barrier()
-
-
-@pytest.mark.ranks(min=2, also=5)
-def test_min_is_a_lower_limit(comm):
-    assert comm.size >= 2
-
-
-@pytest.mark.ranks(only=[2, 4])
-def test_only_is_a_list(comm):
-    assert comm.size in (2, 4)
 
 
 @pytest.mark.real

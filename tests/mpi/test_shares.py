@@ -9,7 +9,6 @@ from resuming import save, stop_at
 from small import assert_same_bits, small_run, whole
 
 from istmpi.cost import round_bytes
-from istmpi.deploy.extraction import extract
 from istmpi.engine.shares import following
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
@@ -131,18 +130,6 @@ def log_of_changes(comm, folder):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     comm.barrier()
     return str(folder / "metrics.jsonl")
-
-
-@pytest.mark.ranks(only=[3])
-def test_the_subnet_that_was_trained_last_can_be_taken_out(comm, shared_tmp):
-    training = Training(auto(method__shares=log_of_changes(comm, shared_tmp), train__rounds=6), comm)
-    list(training.rounds())
-    path = save(training, shared_tmp / "network.h5")
-    trained = comm.allgather({name: len(units) for name, units in training.method.holders(5).held(comm.rank).items()})
-    if comm.rank == 0:
-        words, _ = extract(path, shared_tmp / "narrow.h5", 2, calibrate_on="digits")
-        assert all(f", {name} {held} of " in words for name, held in trained[2].items())
-    comm.barrier()
 
 
 def test_ranks_that_are_as_fast_change_no_bit(comm, measured):

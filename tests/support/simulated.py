@@ -26,7 +26,7 @@ class SimulatedCommunicator:
         for (theirs, its_counts, its_starts), count, start in zip(self.allgather(send), counts, starts):
             assert its_counts[self.rank] == count, "sender and receiver planned different messages"
             buffer[start : start + count] = theirs[its_starts[self.rank] :][:count]
-        self.traffic.add(sum(send[1]) - send[1][self.rank], "alltoallv", 0.0)
+        self.traffic.add(sum(send[1]) - send[1][self.rank])
         self.largest_message = max(self.largest_message, *send[1])
         self._barrier.wait()
 

@@ -118,13 +118,3 @@ def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(con
     seldom = run_of(method__name=method, evaluate__every=10)
     often = run_of(method__name=method)
     assert rounds_flops(seldom, convolutional, ranks) == 10 * rounds_flops(often, convolutional, ranks)
-
-
-def test_the_flops_of_a_sample_are_those_that_pytorch_counts(convolutional):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    module = convolutional.plain().eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(torch.zeros(3, 3, 32, 32))
-    units = sum(of.outputs(convolutional.lengths) for of in convolutional.operators)
-    assert 0 <= 3 * forward_flops(convolutional, 1) - counter.get_total_flops() <= 3 * 8 * units

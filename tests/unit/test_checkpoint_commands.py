@@ -6,7 +6,6 @@ import shutil
 import h5py
 import pytest
 
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.summary import files
 from istmpi.cli import output
 
@@ -40,11 +39,10 @@ def test_ls_lists_what_can_be_opened(istmpi_command, run_folder):
     assert "4 of 4" in lines[4] and "ist" in lines[4] and "can be opened" in lines[4]
 
 
-def test_ls_verify_finds_damage(istmpi_command, run_folder):
-    code, out, _ = istmpi_command("checkpoint", "ls", run_folder, "--verify", "--json")
+def test_ls_as_json(istmpi_command, run_folder):
+    code, out, _ = istmpi_command("checkpoint", "ls", run_folder, "--json")
     assert code == 0
-    damaged, stopped, network = sorted(json.loads(out), key=lambda entry: entry["problem"] is None)
-    assert damaged["problem"].startswith("model/hidden1.linear.weight, rows 0 to 12: the checksum differs")
+    stopped, _, network = json.loads(out)
     assert (stopped["round"], stopped["local_steps"], stopped["problem"]) == (2, 6, None)
     assert (network["file"], network["rounds"], network["ranks"]) == ("network.h5", 4, 1)
 
@@ -114,8 +112,8 @@ def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch
     assert istmpi_command("checkpoint", "verify", run_folder / "network.h5")[0] == 0
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "--verify"], ["verify"]], ids=" ".join)
-def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_folder, monkeypatch, words):
+@pytest.mark.parametrize("verb", ["ls", "verify"])
+def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_folder, monkeypatch, verb):
     """As retention does beside a run: what was listed is gone when it is to be opened."""
 
     def listed(folder):
@@ -124,16 +122,8 @@ def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_fol
         return found
 
     monkeypatch.setattr("istmpi.checkpoint.summary.files", listed)
-    verb, *options = words
-    code, out, err = istmpi_command("checkpoint", verb, run_folder, *options)
+    code, out, err = istmpi_command("checkpoint", verb, run_folder)
     assert (code, err) == (0, "") and "round-00000003" not in out and "network.h5" in out
     missing = run_folder / "checkpoints/round-00000003.h5"
     code, out, _ = istmpi_command("checkpoint", "verify", missing)
     assert code == 2 and f"{missing}: there is no such file" in out, "a file that was named is not passed over"
-
-
-def test_progress_comes_to_the_end(checkpoints):
-    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
-        read = []
-        assert list(checkpoint.errors(read=read.append)) == []
-        assert sum(read) == checkpoint.nbytes > 9000

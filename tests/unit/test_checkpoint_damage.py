@@ -111,22 +111,6 @@ def test_a_missing_dataset_is_named(edited, istmpi_command, name, path, thorough
     assert len(err.splitlines()) == 1
 
 
-def test_missing_checksums_are_named(edited):
-    def remove(file):
-        del file["checksums/model/hidden1.linear.weight"]
-
-    with pytest.raises(DataError, match=r"model/hidden1.linear.weight has no checksums"):
-        contents(edited(remove))
-
-
-def test_a_group_that_is_gone_is_named(edited):
-    def remove(file):
-        del file["norm"]
-
-    with pytest.raises(DataError, match="norm/hidden1/mean is missing"):
-        contents(edited(remove))
-
-
 @pytest.mark.parametrize(
     "change, message",
     [

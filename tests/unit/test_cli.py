@@ -12,7 +12,6 @@ import pytest
 
 from istmpi.cli.main import ALONE, istmpi
 from istmpi.cli.run_options import OPTIONS, resolve
-from istmpi.config import Run, shipped
 from istmpi.errors import ConfigError
 
 
@@ -62,11 +61,6 @@ def test_help_lists_every_command_with_its_own_words():
         assert re.search(rf"^  {name} +[A-Z]\w+\W.*\w", listed, re.MULTILINE), name
 
 
-def test_options_name_settings_that_exist():
-    known = {f"{section}.{key}" for section, keys in Run().tree().items() if section != "name" for key in keys}
-    assert {setting for setting, _ in OPTIONS.values()} <= known | {"method.shares", "method.outer_momentum"}
-
-
 def test_a_command_line_overrides_a_run_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nhidden = [64]\n[optimizer]\nlr = 0.5\n[method]\nlocal_steps = 3")
@@ -77,11 +71,6 @@ def test_a_command_line_overrides_a_run_file(tmp_path):
     assert (run.optimizer.lr, run.method.local_steps, run.train.threads) == (0.5, 3, 0)
     assert (run.model.norm, run.method.optimizer_state, run.data.source) == ("layer", "carry", "1.npz")
     assert run.name == "mine"
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_runs_can_be_read(name):
-    assert Run.load(name).name == name
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device"])
@@ -201,31 +190,9 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(argum
     assert said.startswith(f"istmpi: the standard output cannot be written ({why})")
 
 
-@pytest.mark.parametrize("output", [full, hung_up])
-def test_an_exit_code_does_not_depend_on_whether_anybody_can_be_told(output):
-    with open(output(), "w") as refusing:
-        done = subprocess.run([*PROGRAM, "train", "nothing"], stdout=subprocess.PIPE, stderr=refusing, text=True)
-        assert (done.returncode, done.stdout.count("\n")) == (2, 1)  # that it begins
-        done = subprocess.run([*PROGRAM, "runs"], stdout=refusing, stderr=refusing, text=True)
-        assert done.returncode == 74
-
-
 def test_an_output_that_is_closed_is_not_written():
     done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_another_files_disk_is_not_taken_for_the_standard_outputs():
-    """The system names no file where it refuses what is written to one that is open."""
-    program = "import errno; from istmpi.cli.main import main\ndef program(): raise OSError(errno.ENOSPC, 'No space')\n"
-    done = subprocess.run([sys.executable, "-c", program + "main(program)"], capture_output=True, text=True)
-    assert done.returncode == 1 and "standard output" not in done.stderr and "program()" in done.stderr
-
-
-def test_a_pipe_is_no_run_to_report(tmp_path):
-    os.mkfifo(tmp_path / "f.json")
-    result = cli("report", str(tmp_path / "f.json"))
-    assert result.returncode == 2 and "f.json is a pipe; it must be a run's folder" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import (
-    FIGURES,
     NOT_REACHED,
     Spread,
     best,
@@ -50,13 +49,6 @@ def test_one_lucky_evaluation_reaches_nothing():
     assert reached(lucky.points, 0.7).round == 6, "the last evaluation counts as it is"
 
 
-def test_the_figures_are_those_of_that_evaluation():
-    comparison = compare([curve("ist", FAST, step=2.5, sent=300)], [0.75])
-    (ist,) = comparison.groups
-    found = {figure: comparison.to_target(ist, figure, 0.75).median for figure in FIGURES}
-    assert found == {"seconds": 7.5, "bytes": 900, "examples": 768}
-
-
 def test_an_error_is_reached_from_above():
     points = curve("ist", [0.9, 0.5, 0.4, 0.3]).points
     assert reached(points, 0.5, higher_is_better=False).round == 2
@@ -65,7 +57,7 @@ def test_an_error_is_reached_from_above():
     assert found.targets == (0.9, 0.4), "the easiest first"
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", TASKS.keys() - {"own"})
 def test_which_scores_are_errors_is_told_by_the_tasks(name):
     task, right = TASKS[name], torch.eye(4)
     numbers = torch.arange(4)
@@ -271,16 +263,6 @@ def test_the_table_in_full():
     assert notes(golden())[-1] == "local-sgd, seed 1: failed: the loss is no longer finite"
 
 
-def test_rows_for_programs_hold_the_same_figures():
-    rows = golden().rows()
-    assert len(rows) == 6 and json.loads(json.dumps(rows)) == rows
-    ist, _, local = rows[:3]
-    assert (ist["method"], ist["target"], ist["repeats"], ist["reached"], ist["ranks"]) == ("ist", 0.5, 2, 2, 4)
-    assert [ist[f"seconds_{name}"] for name in ("median", "lowest", "highest", "ratio")] == [1.1, 1.0, 1.2, 1.0]
-    assert [local[f"seconds_{name}"] for name in ("median", "lowest", "highest", "ratio")] == [None, 6.0, 6.0, None]
-    assert (local["final_median"], local["reached"]) == (pytest.approx(0.6), 1)
-
-
 # ---- where runs come from
 
 
@@ -298,16 +280,6 @@ def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
         summary = {"ranks": 2, "score_name": "accuracy", "seconds": {"compute": 4.0}}
         made.write("summary.json", json.dumps(summary))
     return folder
-
-
-def test_a_runs_folder_is_read(tmp_path):
-    (found,) = read_curves([leave_run(tmp_path / "run")])
-    assert (found.method, found.seed, found.ranks, found.score_name) == ("ist", 7, 2, "accuracy")
-    assert [(point.round, point.seconds, point.bytes, point.score) for point in found.points] == [
-        (2, 4.0, 20, 0.7),
-        (4, 8.0, 40, 0.9),
-    ]
-    assert found.phases == {"compute": 4.0} and found.problem == "" and found.settings["train.rounds"] == 4
 
 
 def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
@@ -363,12 +335,3 @@ def test_time_that_runs_backwards_is_refused(tmp_path):
     replace(made, points=made.points[::-1]).save(path)
     with pytest.raises(DataError, match="must not fall"):
         read_curves([path])
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    for path, message in ((tmp_path / "nowhere", "no such file"), (tmp_path, "is no run's folder and has none in it")):
-        with pytest.raises(DataError, match=message):
-            read_curves([path])
-    (tmp_path / "curve.json").write_text("[1")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_curves([tmp_path])

@@ -14,11 +14,15 @@ FOLDER = Path(__file__).parents[2] / "examples"
 IMAGE = (3, 16, 16)
 
 
-WRAPPERS = [
-    path.name
-    for path in FOLDER.glob("*.py")
-    if path.name != "convnet.py" and "istmpi.Distributed" not in path.read_text()
-]
+WITH_DATA = ("segmentation.py", "two_targets.py")
+"""Whole examples, each with its data set, its loss and its score."""
+LOOPS = {path.name for path in FOLDER.glob("*.py") if "istmpi.Distributed" in path.read_text()}
+WRAPPERS = {path.name for path in FOLDER.glob("*.py")} - {"convnet.py", *WITH_DATA, *LOOPS}
+
+
+@pytest.mark.parametrize("file", [*WITH_DATA, *sorted(LOOPS)])
+def test_an_example_has_less_than_80_lines(file):
+    assert (FOLDER / file).read_text().count("\n") < 80
 
 
 @pytest.mark.parametrize("file", sorted(WRAPPERS))

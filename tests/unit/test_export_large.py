@@ -7,9 +7,6 @@ import sys
 import pytest
 from patience import patient
 
-from istmpi.checkpoint.reader import Tensor
-from istmpi.deploy.export import export
-
 
 def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, monkeypatch, istmpi_command):
     pytest.importorskip("onnxscript")
@@ -18,22 +15,6 @@ def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, m
     code, out, err = istmpi_command(*words)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
     assert "beyond the 2 GiB of an ONNX file. Use --to safetensors." in err
-
-
-@pytest.mark.parametrize("form", ["safetensors", "npz"])
-def test_memory_is_bounded(tmp_path, monkeypatch, form, checkpoints):
-    """No more than a few chunks are ever in memory, whatever the size of a parameter."""
-    monkeypatch.setattr("istmpi.deploy.layers._CHUNK", 256)
-    asked = []
-    read_bytes = Tensor.read_bytes
-
-    def watched(self, first, last, out):
-        asked.append(len(out))
-        read_bytes(self, first, last, out)
-
-    monkeypatch.setattr(Tensor, "read_bytes", watched)
-    export(checkpoints / "batch.h5", form, tmp_path / "network")
-    assert max(asked) <= 256 and len(asked) > 13
 
 
 MAKE = """

@@ -136,13 +136,6 @@ def test_the_program_predicts_the_same_without_the_class(checkpoints, tmp_path):
     close(np.load(tmp_path / "network.pt2.npy"), predicted(path, "convolutional"))
 
 
-def test_a_program_of_double_precision(checkpoints, tmp_path):
-    done = export(checkpoints / "sharing.h5", "torch", tmp_path / "network.pt", model=model_of("sharing"))
-    with torch.no_grad():
-        outputs = torch.export.load(done.beside).module()(torch.from_numpy(raw()).double()).numpy()
-    close(outputs, predicted(checkpoints / "sharing.h5", "sharing"))
-
-
 @pytest.mark.parametrize("form", ["torch", "safetensors", "npz"])
 def test_tied_parameters_are_there_once(checkpoints, tmp_path, form):
     done = export(checkpoints / "sharing.h5", form, tmp_path / "network.x", model=model_of("sharing"))
@@ -197,16 +190,6 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     close(np.concatenate([one, many]), predicted(checkpoints / f"{name}.h5", name))
     metadata = {entry.key: entry.value for entry in onnx.load(done.path).metadata_props}
     assert json.loads(metadata["classes"]) == list("0123456789") and "input" not in metadata
-
-
-@pytest.mark.parametrize("form", ["torch", "onnx"])
-def test_pytorch_says_nothing_to_its_own_developers(checkpoints, tmp_path, istmpi_command, caplog, form):
-    if form == "onnx":
-        pytest.importorskip("onnxscript")
-    words = "export", checkpoints / "sharing.h5", "--to", form, "--out", tmp_path / "x", "--model", model_of("sharing")
-    code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "") and out.count("\n") == 1
-    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
 
 
 # ---- what cannot be

@@ -44,17 +44,6 @@ def test_a_record_is_flat_and_has_every_phase_and_every_rank():
     assert datetime.fromisoformat(line["time"]) == datetime.fromtimestamp(1.5e9, timezone.utc)
 
 
-def test_a_record_has_the_shares_to_the_last_digit():
-    done = progress()
-    shares = (0.123456, 0.00123456)
-    line = replace(done, last_round=replace(done.last_round, shares=shares)).record()
-    assert (line["rank0_share"], line["rank1_share"]) == shares
-
-
-def test_a_record_without_an_evaluation_says_nothing_of_one():
-    assert not {"score", "test_loss", "exit1_score"} & set(progress().record())
-
-
 def test_a_clock_tells_what_was_spent_since():
     clock = Clock()
     clock.seconds |= {"pull": 1.0, "push": 2.0}

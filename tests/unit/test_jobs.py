@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from istmpi.cli.commands.job import job_name
 from istmpi.cli.main import istmpi
 
 ROOT = Path(__file__).parents[2]
@@ -58,11 +57,11 @@ def harmful(tmp_path):
 
 def test_slurm_fills_in_what_was_asked_for():
     script = job(
-        "slurm", "digits", "--nodes", 8, "--time", "4:00:00", "--partition", "long", "--account", "me", "--gpus", 2,
+        "slurm", "digits", "--nodes", 8, "--time", "4:00:00", "--partition", "long", "--gpus", 2,
         "--modules", "gcc/12,openmpi/4.1", "--launcher", "pmix", "--restarts", 3, "--", "--lr", "0.1",
     )  # fmt: skip
     found = settings(script)
-    for wanted in ("job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "account=me", "gpus-per-node=2"):
+    for wanted in ("job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "gpus-per-node=2"):
         assert wanted in found
     assert "ntasks-per-node=2" in found and "requeue" in found
     assert len({line.split("=")[0] for line in found}) == len(found), "a setting twice"
@@ -108,7 +107,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder lies below /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
-        (("slurm", "digits", "--account", "$(me)"), "--account $(me): must be letters, digits and"),
+        (("slurm", "digits", "--partition", "$(me)"), "--partition $(me): must be letters, digits and"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
@@ -147,11 +146,6 @@ def test_refused_before_anything_is_printed(arguments, message):
 def test_a_comparison_is_checked_by_its_own_methods():
     few = "--methods", "local-sgd,fedavg", "--hidden", "2"
     assert "local-sgd,fedavg" in job("slurm", "digits", "--compare", "--nodes", 4, "--", *few), "nothing is dealt out"
-
-
-def test_names_for_schedulers():
-    assert job_name("runs/my speech (2).toml") == "my-speech-2"
-    assert job_name("$(;)") == "istmpi"
 
 
 def test_programs_that_start_ranks_refuse_in_one_line(tmp_path):

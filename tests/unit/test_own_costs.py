@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import layered_networks
 import networks
 import pytest
 from patience import patience
@@ -77,25 +76,7 @@ def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
     ]
 
 
-def test_fewer_examples_a_rank_and_more_ranks_cost_as_the_formulas_say(example):
-    """A weight with two dealt axes costs a P-th over all ranks, one with one axis as much as it did."""
-    _, network = example
-    plan, alone = (cost(Run().override({"train.batch": 1}), network, ranks) for ranks in (2, 1))
-    first, second, dense, last = (3 * 2 * one.multiply_adds(network.lengths) for one in network.operators)
-    first = first * 2 / 3
-    assert alone.flops("products") == first + second + dense + last
-    assert plan.flops("products") == first + second / 2 + dense / 2 + last
-
-
 # ---- the commands
-
-
-def test_a_dry_run_takes_whole_blocks_that_are_dealt_out(istmpi_command):
-    widths = [word for name in ("channels", "inner") for word in ("--set", f"model.{name}=[4,4,4]")]
-    words = ["--model", "resnet", *widths, "--set", "model.blocks=[1,1,3]", "--set", 'method.partition=["blocks3"]']
-    code, out, err = istmpi_command("train", "--dry-run", "--ranks", 2, *words)
-    assert code == 0, err
-    assert "blocks3 dealt out" in out
 
 
 def test_a_dry_run_tells_shapes_bytes_flops_and_memory(istmpi_command, example):
@@ -133,20 +114,6 @@ def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
     assert methods == ["data-parallel-broadcast", "data-parallel", "local-sgd"]
     assert istmpi_command(*words, "--advise")[0] == 0
     assert istmpi_command(*words)[0] == 0
-
-
-def test_too_large_flops_are_said_to_be(istmpi_command, tmp_path):
-    data = tmp_path / "data.npz"
-    import numpy as np
-
-    np.savez(data, x=np.random.default_rng(0).normal(size=(50, 10, 6)).astype("f4"), y=np.arange(50) % 10)
-    words = "--data", data, "--model", f"{layered_networks.__file__}:Added"
-    dealt = "--set", "model.scale=none", "--set", 'method.partition=["wide", "hidden"]'
-    for verb in (["train", "--dry-run"], ["costmodel", "digits"]):
-        code, out, err = istmpi_command(*verb, *words, *dealt)
-        assert (code, err) == (0, "")
-        said = " ".join(out.split())
-        assert "FLOPs of subnets are less than said: those of its own forward are told as in the full network" in said
 
 
 @pytest.mark.parametrize(

@@ -108,40 +108,6 @@ def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
     assert "no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
 
 
-def test_the_environment_is_made_with_a_python_whose_path_has_spaces(tmp_path):
-    python, made = tmp_path / "my python" / "python3", tmp_path / "made"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\n[ "$2" != venv ] || exec touch {made}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", 'source "$0"; make_venv', ROOT / "bin/lib/setup.sh"],
-        env={**os.environ, "ISTMPI_VENV": str(tmp_path / "new"), "ISTMPI_PYTHON": str(python)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and made.exists(), done.stderr
-
-
-def test_an_editable_installation_is_a_path_for_pythons_own_finder(tmp_path):
-    """Another finder would lose against the clone's folder, which looks like a package where its parent is current."""
-    python, log = tmp_path / "venv" / "bin" / "python", tmp_path / "log"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        f'#!/bin/sh\ncase "$*" in *"pip install"*) echo "$*" >>{log}; exit ;; esac\nexec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", 'source "$0"; prepare test', ROOT / "bin/lib/setup.sh"],
-        env={**os.environ, "ISTMPI_VENV": str(tmp_path / "venv")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (command,) = [line for line in log.read_text().splitlines() if "--editable" in line]
-    assert f"--config-settings editable_mode=compat --editable {ROOT}[test]" in command
-    assert "--editable" not in (ROOT / "bin/lib/setup.sh").read_text().replace("editable_mode=compat --editable)", "")
-
-
 def test_the_citation_is_of_this_version():
     lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {__version__}" in lines

@@ -21,7 +21,6 @@ from istmpi.comm import world
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.prediction import Predicted, lines
 from istmpi.errors import DataError
 from istmpi.training.run import run_training
 
@@ -71,17 +70,6 @@ def test_examples_of_another_shape_are_refused(checkpoints, shape):
         network = CalibratedNetwork(checkpoint)
     with pytest.raises(DataError, match=r"do not fit this network: it takes \[examples, 64\]"):
         network(np.zeros(shape, dtype=np.float32))
-
-
-def test_batches_do_not_matter(checkpoints, istmpi_command, monkeypatch):
-    words = "predict", checkpoints / "batch.h5", "digits", "--format", "jsonl"
-    whole = istmpi_command(*words)[1].splitlines()
-    monkeypatch.setattr("istmpi.deploy.prediction.BATCH", 7)
-    parts = istmpi_command(*words)[1].splitlines()
-    assert len(whole) == len(parts) == 360
-    for one, other in zip(map(json.loads, whole), map(json.loads, parts)):
-        assert (one["example"], one["class"]) == (other["example"], other["class"])
-        assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
 
 
 def test_json_lines(checkpoints, istmpi_command):
@@ -194,8 +182,3 @@ def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
     for form, expected in (("csv", "example,price"), ("jsonl", '{"example": 0, "outputs": {"price": ')):
         done = subprocess.run([*command, "--format", form], capture_output=True, text=True, timeout=patient(60))
         assert done.stdout.startswith(expected), done
-
-
-def test_a_name_that_a_column_of_answers_has_already():
-    (text,) = lines([Predicted([0], np.ones((1, 2), np.float32))], None, 2, False, "jsonl", named=("example", "b"))
-    assert json.loads(text) == {"example": 0, "outputs": {"example": 1.0, "b": 1.0}}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import re
 import time
 from datetime import timedelta
@@ -92,12 +91,6 @@ def test_a_rank_is_named_only_where_it_holds_up_the_others():
     assert slowest([1.0, 3.0]) == "rank 1, b: 200% slower, the others waited 100% of the time"
 
 
-def test_it_counts_over_all_rounds():
-    assert slowest([2.0, 1.0], [1.0, 2.0]) is None, "each in its turn"
-    assert slowest([1.0, 1.0], [1.0, 1.5]) == "rank 1, b: 25% slower, the others waited 12% of the time"
-    assert slowest([1.0, 1.5], [0.0, 9.0]) == slowest([1.0, 1.5]), "who was not drawn is not fast"
-
-
 def ended(tmp_path, capsys, showing):
     """What a small run prints: its standard output and error."""
     settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")}
@@ -118,12 +111,6 @@ def test_what_is_told_of_a_run(tmp_path, capsys):
     told = ended(tmp_path / "c", capsys, Showing("none"))
     assert "round 3/3" not in told.out and "accuracy" in told.out
     assert ended(tmp_path / "d", capsys, Showing(quiet=True)) == ("", "")
-
-
-def test_the_outcome_as_json(tmp_path, capsys):
-    told = ended(tmp_path, capsys, Showing(as_json=True))
-    assert json.loads(told.out) == json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert "run folder" in told.err
 
 
 @pytest.mark.parametrize("epochs, passes", [(1, "1 pass"), (2, "2 passes")])

@@ -1,19 +1,12 @@
 """Who is missed, after how long, what is said of it, and when the job ends: reckoned without any rank."""
 
-import errno
 import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from istmpi.comm import world
 from istmpi.comm.hang_report import Member, Missing, Sighting, all_here, deadline, keep_stacks, line, missing, stuck
-from istmpi.comm.launcher import process_facts, starter
-from istmpi.comm.stopping import StopSign
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts, bytes_of_others
 
 MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
@@ -101,14 +94,6 @@ def test_a_line_says_who_where_and_what_holds_it(state, words):
     assert "was evaluate, 12,345 s." in line(one, 7.0, "hop (alltoallv)", ("evaluate", 12345.0), 60.0)
 
 
-def test_of_a_slow_rank_it_is_not_said_that_the_job_ends():
-    said = line(Missing(MEMBERS[2], "slow", 3.0, seen()), 30.0, "wait (allgather)", ("", 0.0), 60.0)
-    assert said == (
-        "rank 2 on n2 (process 102) is waited for in wait (allgather) for 30 s: its process answers and is at one "
-        "thing for 3 s, in compute, round 3, local step 5."
-    )
-
-
 def test_a_rank_knows_where_it_is():
     here = Whereabouts()
     assert str(Sighting.of(here, time.monotonic())) == SETTING_UP
@@ -128,12 +113,6 @@ def test_a_rank_knows_where_it_is():
     assert (wait.number, wait.trains, sighting.waits, sighting.arrivals) == (1, True, True, {"all": 1})
     assert sighting.still == pytest.approx(2.0, abs=0.5)
     assert not here.waiting
-
-
-def test_a_rank_that_gets_on_while_it_is_looked_at_got_on_just_now():
-    here = Whereabouts()
-    before = here.moved - 0.1
-    assert str(Sighting.of(here, before).still) == "0.0"
 
 
 @pytest.mark.parametrize("first", ["who watches", "who trains"])
@@ -175,49 +154,6 @@ def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
         thread.join()
 
     assert grown(another_reads) >= 2**20
-
-
-def test_who_waits_for_its_own_file_does_not_wait_for_others():
-    here = Whereabouts()
-    with here.waits("checkpoint", "all checkpoint", (0, 1), True, for_itself=True):
-        assert not Sighting.of(here, time.monotonic()).waits
-        with here.waits("allgather", "all", (0, 1), True):
-            assert Sighting.of(here, time.monotonic()).waits
-
-
-def test_a_wish_to_stop_is_known_before_anybody_has_looked(tmp_path):
-    file = tmp_path / "STOP"
-    stop = StopSign(world(), file)
-    assert stop.wished() == ""
-    file.touch()
-    assert stop.wished() == f"the file {file}" and not stop.reason
-
-
-STARTS = "import sys, subprocess; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
-LOOKS = "from istmpi.comm.launcher import starter; print(starter()[0])"
-
-
-def test_the_launcher_is_the_nearest_process_above_that_has_no_rank():
-    ranks = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"}
-    said = subprocess.run([sys.executable, "-c", STARTS, LOOKS], env=ranks, capture_output=True, text=True, timeout=60)
-    assert said.stdout.strip() == str(os.getpid()), said.stderr
-    assert starter() is None
-
-
-def test_a_process_that_is_gone_has_no_beginning():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert process_facts(child.pid)[1]
-    child.communicate()
-    assert process_facts(child.pid) == ("", "")
-
-
-def test_a_process_that_cannot_be_looked_at_now_is_not_taken_for_gone(monkeypatch):
-    def refused(*_, **__):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(Path, "read_text", refused)
-    with pytest.raises(OSError, match="Too many open files"):
-        process_facts(os.getpid())
 
 
 def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):

@@ -13,12 +13,6 @@ from istmpi.record import RunFolder
 from istmpi.report import plots
 
 
-def test_a_warm_up_rises_in_equal_steps_to_the_full_rate():
-    rates = [Optimizer(lr=0.8, warm_up=4).lr_at(step, 6) for step in range(6)]
-    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert Optimizer(lr=0.8).lr_at(0, 6) == 0.8
-
-
 @pytest.mark.parametrize("warm_up", [0, 3])
 def test_a_schedule_is_that_of_pytorch(warm_up):
     """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
@@ -71,12 +65,6 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
     Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}).require_usable(steps)
 
 
-def test_a_step_schedule_falls_where_its_rate_does():
-    falling = Optimizer(warm_up=3, schedule="step", milestones=(0.3, 0.55, 0.9))
-    rates = [falling.lr_at(step, 40) for step in range(40)]
-    assert [step for step in range(1, 40) if rates[step] < rates[step - 1]] == falling.falls(40) == [12, 22, 36]
-
-
 # ---- where it is shown
 
 
@@ -124,20 +112,18 @@ def leave(folder, *rates):
 
 def test_the_learning_rate_has_a_panel_where_it_changes(tmp_path):
     def height(*rates):
-        progress, _ = plots.draw(leave(tmp_path / "run", *rates))
-        with Image.open(progress) as picture:
+        with Image.open(plots.draw(leave(tmp_path / "run", *rates))) as picture:
             return picture.height
 
     assert height(0.1) == height(0.1, 0.1) == height(None, 0.1) < height(0.1, 0.05)
 
 
 @pytest.mark.parametrize("method, whose", [("ist", "of the subnets"), ("local-sgd", "of what every rank trains")])
-def test_the_pictures_of_a_run_say_whose_losses_they_show(tmp_path, method, whose):
+def test_the_picture_of_a_run_says_whose_losses_it_shows(tmp_path, method, whose):
     folder = leave(tmp_path / "run", 0.1, 0.1)
     RunFolder(folder).write("run.toml", Run().override({"method.name": method}).toml())
-    for path, told in zip(plots.draw(folder), (whose, "compute 1 s")):
-        with Image.open(path) as picture:
-            assert f"{method} on 2 ranks" in picture.info["Title"] and told in picture.info["Description"]
+    with Image.open(plots.draw(folder)) as picture:
+        assert f"{method} on 2 ranks" in picture.info["Title"] and whose in picture.info["Description"]
 
 
 @pytest.mark.parametrize("rate", ["1", -0.1, [], float("nan")])

@@ -10,7 +10,7 @@ from istmpi.comm import Backoff
 from istmpi.comm.mpi import stand_in
 from istmpi.comm.stopping import StopGossip
 from istmpi.errors import ConfigError, SimulationError
-from istmpi.simulated import Faults, Stop, simulate
+from istmpi.simulated import Faults, simulate
 
 SEEDS = range(30)
 BYTE = "BYTE"
@@ -19,6 +19,11 @@ BYTE = "BYTE"
 def under_all(program, ranks=3):
     """The results of all ranks under each of some seeds."""
     return [simulate(program, ranks, Faults(seed)).require() for seed in SEEDS]
+
+
+def wait_for(requests):
+    for request in requests:
+        request.Wait()
 
 
 def bytes_of(*values):
@@ -35,7 +40,7 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
             requests = [
                 mpi.Isend([bytes_of(comm.rank, tag, number), BYTE], 2, tag) for number in (0, 1) for tag in (7, 8)
             ]
-            stand_in().Request.Waitall(requests)
+            wait_for(requests)
             return None
         arrived = []
         backoff = Backoff()
@@ -57,23 +62,10 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
     assert len(set(map(tuple, orders))) > 5, "sources and tags overtake each other"
 
 
-def test_many_messages_that_wait_for_an_earlier_one_come_in_its_order_however_times_are_rounded():
-    def program(comm):
-        values = np.arange(100, dtype=np.uint8)
-        if comm.rank == 0:
-            stand_in().Request.Waitall([comm.mpi.Isend([values[at : at + 1], BYTE], 1, 7) for at in range(100)])
-            return None
-        arrived = np.zeros_like(values)
-        stand_in().Request.Waitall([comm.mpi.Irecv([arrived[at : at + 1], BYTE], 0, 7) for at in range(100)])
-        return arrived.tolist()
-
-    assert all(arrived == [*range(100)] for _, arrived in under_all(program, 2))
-
-
 def test_with_any_tag_the_first_that_was_sent_is_received_first():
     def program(comm):
         if comm.rank:
-            stand_in().Request.waitall([comm.mpi.isend(tag, 0, tag) for tag in range(5)])
+            wait_for([comm.mpi.isend(tag, 0, tag) for tag in range(5)])
             return None
         return [comm.mpi.recv(source=1) for _ in range(5)]
 
@@ -163,7 +155,7 @@ def test_every_rank_has_a_random_generator_of_its_own():
 def racing(comm):
     """A sum in the order of arrival, which is no function of the input."""
     if comm.rank:
-        comm.mpi.send(10.0 ** (8 * comm.rank), 0)
+        comm.mpi.isend(10.0 ** (8 * comm.rank), 0).wait()
         return 0.0
     total = 1e-9
     for _ in range(comm.size - 1):
@@ -182,33 +174,6 @@ def test_a_schedule_is_a_function_of_its_seed():
         )
     assert len({outcome.trace for outcome in first}) > len(SEEDS) / 2
     assert len({outcome.results[0] for outcome in first}) > 1, "a race is found"
-
-
-def test_virtual_time_takes_none():
-    def program(comm):
-        comm.mpi.Barrier()
-        return stand_in().now()
-
-    begun = time.perf_counter()
-    outcome = simulate(program, 3, Faults(stops=[Stop(rank=1, call=1, seconds=1e6)]))
-    assert all(seconds >= 1e6 for seconds in outcome.require())
-    assert outcome.happened == ["rank 1 stopped for 1,000,000 s in Barrier, its call 1"]
-    assert time.perf_counter() - begun < 30
-
-
-def test_who_polls_sees_time_go_by():
-    """A rank that waits for another can miss it by the clock, long before it comes."""
-
-    def program(comm):
-        everybody, backoff, begun = comm.mpi.Ibarrier(), Backoff(), stand_in().now()
-        missed = False
-        while not everybody.Test():
-            backoff.wait_unless(False)
-            missed = missed or 30 < stand_in().now() - begun < 90
-        return missed
-
-    stop = Stop(rank=2, call=1, seconds=600)
-    assert simulate(program, 3, Faults(4, stops=[stop])).require() == [True, True, False]
 
 
 def test_a_slow_rank_is_slow():
@@ -255,10 +220,10 @@ def test_a_rank_that_leaves_before_the_others_is_named():
 
 def test_other_collective_calls_than_the_others_are_found():
     def program(comm):
-        comm.mpi.Barrier() if comm.rank else comm.mpi.allgather(1)
+        comm.mpi.Barrier() if comm.rank else comm.allgather(1)
 
     message = str(simulate(program, 2).ended)
-    assert "Barrier" in message and "allgather of objects" in message and "call 1" in message
+    assert "Barrier" in message and "Allgather" in message and "call 1" in message
 
 
 def test_messages_of_another_length_are_found():
@@ -271,8 +236,8 @@ def test_messages_of_another_length_are_found():
 
 def test_sends_that_rely_on_room_at_the_receiver_are_found():
     def program(comm):
-        comm.mpi.Send([bytes_of(1), BYTE], 1 - comm.rank, 0)
-        comm.mpi.Recv([np.zeros(1, np.uint8), BYTE], 1 - comm.rank, 0)
+        comm.mpi.Isend([bytes_of(1), BYTE], 1 - comm.rank, 0).Wait()
+        comm.mpi.Irecv([np.zeros(1, np.uint8), BYTE], 1 - comm.rank, 0).Wait()
 
     outcomes = [simulate(program, 2, Faults(seed)) for seed in SEEDS]
     stuck = [outcome for outcome in outcomes if isinstance(outcome.ended, SimulationError)]
@@ -283,7 +248,7 @@ def test_memory_that_is_touched_while_it_is_sent_is_found():
     def program(comm):
         values = bytes_of(comm.rank)
         if comm.rank:
-            comm.mpi.Recv([values, BYTE], 0, 0)
+            comm.mpi.Irecv([values, BYTE], 0, 0).Wait()
             return int(values[0])
         request = comm.mpi.Isend([values, BYTE], 1, 0)
         values[0] = 9

@@ -68,7 +68,7 @@ def test_a_schedule_that_breaks_the_law_is_a_finding(monkeypatch):
 
     def racing(run, comm):
         if comm.rank:
-            comm.mpi.send(comm.rank, 0)
+            comm.mpi.isend(comm.rank, 0).wait()
             return Reached("", 0.0, 0.0, 0)
         return Reached(str([comm.mpi.recv() for _ in range(comm.size - 1)]), 0.0, 0.0, 0)
 

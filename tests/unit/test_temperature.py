@@ -1,7 +1,5 @@
 """The temperature of a classifier: where the cross-entropy is least, as a search over a grid finds it."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -36,31 +34,6 @@ def test_it_is_what_a_grid_finds(hotter):
     found = fitted_temperature(logits, labels, lambda own: own)
     assert found == pytest.approx(naive(logits, labels), rel=1e-2)
     assert found == pytest.approx(hotter, rel=0.2)
-
-
-def test_examples_of_several_ranks_count_alike():
-    logits, labels = drawn(1, 3)
-    parts = [(logits[:150], labels[:150]), (logits[150:], labels[150:])]
-    alone = fitted_temperature(logits, labels, lambda own: own)
-
-    barrier, box, found = threading.Barrier(2), {}, {}
-
-    def rank(number):
-        def summed(own):
-            box[number] = own
-            barrier.wait()
-            total = box[0] + box[1]
-            barrier.wait()
-            return total
-
-        found[number] = fitted_temperature(*parts[number], summed)
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found[0] == found[1] == pytest.approx(alone, rel=1e-9)
 
 
 def test_it_stays_within_bounds_where_all_are_right_and_where_nothing_is_known():

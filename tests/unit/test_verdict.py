@@ -1,6 +1,5 @@
 """The sentences that a report begins with: one for each method."""
 
-import pytest
 from curves import curve
 
 from istmpi.report.comparison import compare
@@ -18,18 +17,3 @@ def test_the_verdict_in_full():
         "fedavg never reached an accuracy of 0.8, and ended at 0.2. "
         "One run of each method: what noise there is does not show. Not all runs of fedavg came to their end."
     )
-
-
-@pytest.mark.parametrize(
-    "runs, expected",
-    [
-        ([curve("ist", [])], "No run has been evaluated yet: there is nothing to compare."),
-        ([curve("ist", [0.5])], "ist never reached an accuracy of 0.9, and ended at 0.5."),
-        (
-            [curve("ist", [9, 4.0], score_name="perplexity")],
-            "ist never reached a perplexity of 0.9, and ended at 4.",
-        ),
-    ],
-)
-def test_where_there_is_little_to_say(runs, expected):
-    assert verdict(compare(runs, [0.9])) == expected

@@ -191,7 +191,6 @@ def counts(draw: random.Random, folder: Path, assets: Assets) -> Case:
         "prepare": ["arrays", str(assets.arrays.parent / "arrays"), "out.h5"],
         "predict": [network, "digits", "--out", "out.csv"],
         "evaluate": [network],
-        "extract": [network, "--out", "out.h5"],
         "report": [run],
         "model": ["mlp", "--shape", "8", "--outputs", "2"],
         "costmodel": ["digits", "--ranks", "2"],

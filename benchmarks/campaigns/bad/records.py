@@ -63,7 +63,7 @@ def records(draw: random.Random, folder: Path, assets: Assets) -> Case:
             [
                 "report",
                 name,
-                *one_of(draw, ([], ["--json"], ["--plot", "out.png"], ["--html", "out.html"])),
+                *one_of(draw, ([], ["--json"], ["--html", "out.html"])),
             ],
             ["report", "."],
             ["train", "digits", *TINY[:-1], name, "--resume", "auto"],
@@ -89,7 +89,6 @@ def curve(draw: random.Random, folder: Path, assets: Assets) -> Case:
         (
             [],
             ["--json"],
-            ["--plot", "out.png"],
             ["--html", "out.html"],
             ["--targets", "0.2,0.3"],
         ),

@@ -171,7 +171,7 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
                 "--plot",
             )
         ],
-        "report": [[str(assets.digits), option, value] for option in ("--targets", "--html", "--plot")] + [[value]],
+        "report": [[str(assets.digits), option, value] for option in ("--targets", "--html")] + [[value]],
         "job": [
             ["slurm", "digits", f"--{option}", value]
             for option in ("nodes", "time", "partition", "modules", "restarts", "interface", "stage")

@@ -1,13 +1,12 @@
 """List, show and verify checkpoints."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json, flag
-from istmpi.cli.output import Counter, print_json, progress, wide_console
+from istmpi.cli.options import as_json
+from istmpi.cli.output import print_json, wide_console
 from istmpi.cli.output import verify as verify_files
 
 
@@ -21,25 +20,19 @@ def command() -> None:
 
 @command.command("ls")
 @click.argument("folder")
-@flag("--verify", "Read every byte of every file.")
 @as_json
-def ls(folder: str, verify: bool, as_json: bool) -> None:
+def ls(folder: str, as_json: bool) -> None:
     """List the checkpoints in the FOLDER of a run, or of checkpoints, the oldest first."""
     from istmpi.checkpoint.summary import entry, files
 
-    paths, entries = files(Path(folder)), []
-    with progress(in_bytes=True) as report:
-        counter = Counter(report, sum(map(_size, paths)))
-        for path in paths:
-            counter.stage = path.name
-            entries.append(entry(path, Path(folder), verify, counter))
-    entries = [each for each in entries if each is not None]
+    described = (entry(path, Path(folder)) for path in files(Path(folder)))
+    entries = [each for each in described if each is not None]
     if as_json:
-        _print_json([asdict(each) for each in entries])
+        _print_json(entries)
         return
     from istmpi.report.checkpoints import listing
 
-    wide_console().print(listing(entries, verify))
+    wide_console().print(listing(entries))
 
 
 @command.command("show")
@@ -78,13 +71,6 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     listed = {file for path in given for file in given[path] if file != path}
     unguarded = ", but for its attributes, which nothing guards (format version 1)"
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _print_json(value: object) -> None:

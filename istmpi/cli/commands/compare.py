@@ -6,14 +6,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.commands.report import (
-    as_targets,
-    comparing,
-    draw,
-    print_comparison,
-    tree_of,
-    write_page,
-)
+from istmpi.cli.commands.report import as_targets, comparing, print_comparison, tree_of, write_page
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import print_json
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
@@ -63,12 +56,11 @@ def command(
         from istmpi.loggers.logged_watch import LoggedWatch
         from istmpi.report.comparison import check_targets, compare
         from istmpi.report.curves import read_curves
-        from istmpi.tasks import TASKS
         from istmpi.training.comparison import Comparison
 
         with communicator.agreed():
-            task = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed).task
-            check_targets(scores, TASKS[task].score)
+            data = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed)
+            check_targets(scores, data.scoring.score)
         comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
         comparison.rehearse()
     with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
@@ -82,5 +74,4 @@ def command(
             elif not shown.quiet:
                 print_comparison(reached)
             write_page(reached, title, comparison.folder / "report.html")
-            draw(reached, title, comparison.folder / "report.png", required=False)
     return next((error.exit_code for error in failures.values()), 0)

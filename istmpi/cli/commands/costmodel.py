@@ -9,9 +9,9 @@ import click
 from rich.markup import escape
 
 from istmpi.cli import quantities
-from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, Sizes, described
-from istmpi.cli.options import as_json, plot, real, text, whole
-from istmpi.cli.output import console, drawing, print_json
+from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
+from istmpi.cli.options import as_json, real, text, whole
+from istmpi.cli.output import console, print_json, say
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
@@ -19,7 +19,7 @@ from istmpi.cost import survey as costs
 from istmpi.cost.advice import advise
 from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
 from istmpi.cost.survey import Scenario
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file
 from istmpi.methods import METHODS
 from istmpi.names import is_module
@@ -53,7 +53,7 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 )
 @whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
 @as_json
-@plot
+@text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -86,7 +86,7 @@ def command(
             shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
     else:
         resolved = resolve(run, assignments, given)
-    planned = described(resolved, layers, shape, Sizes(row_features, nodes, degree))
+    planned = described(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)
     if advice:
@@ -103,14 +103,16 @@ def command(
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:
-        with drawing(plot):
-            from istmpi.report.cost_plots import draw
+        from istmpi.report.cost_plots import draw
 
+        try:
             draw(rows, f"{_title(scenario)}; times on {cluster.name}", Path(plot))
+        except ImportError:
+            raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+        say(f"drawn: {plot}", err=True)
 
 
 def _cluster(given: Mapping[str, Any]) -> Cluster:
-    """The cluster that the options name, changed as they say."""
     name = given["cluster"]
     cluster = load(Path(name)) if name.endswith(".json") or is_file(Path(name)) else preset(name)
     changed = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
@@ -175,7 +177,6 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
-    """Lines on reading the tables, and on where a deal ends."""
     yield (
         "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
         "Sent: what MPI is handed."

@@ -23,9 +23,7 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 """jobs/ of the project: a link to it in a clone, a copy in an installation."""
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-_SHAPES = {
-    "time": (r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"),
-}
+_TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"
 _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
 _RUN = click.argument("run")
@@ -43,8 +41,6 @@ def command() -> None:
 @whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
 @text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
 @text("--partition", "NAME", "The option of sbatch.")
-@text("--account", "NAME", "The option of sbatch.")
-@text("--qos", "NAME", "The option of sbatch.")
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
@@ -211,7 +207,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
 
 def _check_settings(settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
-        shape, example = _SHAPES.get(name, _NAME)
+        shape, example = _TIME if name == "time" else _NAME
         if not re.fullmatch(shape, value):
             raise ConfigError(f"--{name} {value}: must be {example}.")
 

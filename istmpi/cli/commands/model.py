@@ -13,6 +13,7 @@ from istmpi.cli.output import print_json, wide_console
 from istmpi.cli.run_options import assigned
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
+from istmpi.names import is_own
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def command(
     if shape is None:
         from istmpi.data.sources import open_dataset
 
-        dataset = open_dataset(data or "digits")
-        example, outputs, task = tuple(dataset.shape), dataset.outputs, dataset.task
+        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "")
+        example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
     else:
-        example = quantities.shape("--shape", shape)
+        inputs, example = None, quantities.shape("--shape", shape)
 
     from istmpi.config.sections import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
@@ -73,7 +74,7 @@ def command(
 
     arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
-    inspected = user_network(network, example, outputs, arguments, task)
+    inspected = user_network(network, example, outputs, arguments, task, inputs)
     try:
         table, inferred = examine(inspected)
     except ConfigError as error:
@@ -100,7 +101,6 @@ def command(
 
 
 def _facts(table: Table, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
-    """Return the facts that the command prints; ``counts``: numbers of ranks."""
     from istmpi.models.operators import flops
 
     dealt = table.dealt

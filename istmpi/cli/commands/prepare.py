@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from istmpi.data.prepare import Report
 
 NAMED = 12
-"""Classes that are all named with their numbers of examples."""
 
 
 @click.command("prepare")
@@ -96,7 +95,6 @@ def _next(report: Report) -> list[str]:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
-    """The rows of the table: what each split has, facts of this kind of data, and what happened on the way."""
     task = TASKS[report.task]
     thing = "tokens" if task.of_tokens else "nodes" if task.of_nodes else "examples"
     for split, count in report.counts.items():

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from istmpi.cli.options import as_json, plot, text
-from istmpi.cli.output import console, drawing, note, print_json, say
+from istmpi.cli.options import as_json, text
+from istmpi.cli.output import console, note, print_json, say
 from istmpi.errors import ConfigError
 from istmpi.report import tables
 from istmpi.report.comparison import Comparison, compare
@@ -29,14 +29,7 @@ def comparing(command: Callable) -> Callable:
 @comparing
 @as_json
 @text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
-@plot
-def command(
-    paths: tuple[str, ...],
-    targets: str | None,
-    as_json: bool,
-    html: str | None,
-    plot: str | None,
-) -> None:
+def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: str | None) -> None:
     """Compare finished runs: what each method needed to reach the same score.
 
     \b
@@ -53,12 +46,9 @@ def command(
         print_json(tree_of(comparison))
     else:
         print_comparison(comparison)
-    names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name)) or comparison.data
-    title = f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}"
     if html:
-        write_page(comparison, title, Path(html))
-    if plot:
-        draw(comparison, title, Path(plot))
+        names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name)) or comparison.data
+        write_page(comparison, f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}", Path(html))
 
 
 def as_targets(text: str | None) -> list[float]:
@@ -80,8 +70,8 @@ def tree_of(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
-    """Write the HTML page, without pictures where matplotlib is not installed."""
-    from istmpi.report.html import made, page, write
+    from istmpi.files import appearing
+    from istmpi.report.html import made, page
 
     try:
         from istmpi.report.comparison_plots import pictures
@@ -89,12 +79,6 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
         drawn = pictures(comparison)
     except ImportError:
         drawn = None
-    write(page(comparison, drawn, title, made()), path)
+    with appearing(path) as file:
+        file.write(page(comparison, drawn, title, made()).encode())
     say(f"written: {path}", err=True)
-
-
-def draw(comparison: Comparison, title: str, path: Path, required: bool = True) -> None:
-    with drawing(path, required):
-        from istmpi.report import comparison_plots
-
-        comparison_plots.draw(comparison, title, path)

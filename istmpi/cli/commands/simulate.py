@@ -82,7 +82,6 @@ def command(
 
 
 def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
-    """Try a schedule for each seed; SimulationError where any is not as it should be."""
     from istmpi.simulated.schedules import Schedules
 
     begun, findings, happened = time.monotonic(), 0, Counter()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
@@ -51,7 +52,7 @@ def read_inputs(
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
-    if source == "digits":
+    if source == "digits" or is_function(source):
         blocks = _of_dataset(open_dataset(source), source, shape, split)
     elif not path.exists():
         raise DataError(f"{path} does not exist. Give a file or a folder to predict.")

@@ -1,0 +1,66 @@
+"""Code of the user's: a FILE.py or a package, imported, and what goes wrong with it in one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from istmpi.errors import ConfigError
+
+
+def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
+    """The module of FILE.py:NAME or package.module:NAME, and that last name; ConfigError if there is none. Runs it.
+
+    ``option`` and ``what`` are the place and the kind of the name, for messages.
+    """
+    path, _, inner = name.rpartition(":")
+    if not path or not inner.isidentifier():
+        raise ConfigError(f"{option} {name}: give FILE.py:{what} or package.module:{what}.")
+    try:
+        with gradients_kept():
+            if path.endswith(".py"):
+                return _module_of_file(Path(path), f"{option} {name}"), inner
+            return importlib.import_module(path), inner
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"{option} {name}: {path} cannot be imported: {short(error)}. Python itself must be able to import it."
+        ) from error
+
+
+@contextmanager
+def gradients_kept() -> Iterator[None]:
+    """A context for code that may not turn gradients off for all that follows it; RuntimeError if it does."""
+    import torch
+
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() != before:
+        torch.set_grad_enabled(before)
+        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
+
+
+def short(error: BaseException) -> str:
+    """An exception's kind and the beginning of its text, in one line."""
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _module_of_file(path: Path, given: str) -> ModuleType:
+    """A file as a module; its imports from its own folder work."""
+    if not path.is_file():
+        raise ConfigError(f"{given}: there is no file {path}.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,27 @@
+"""The memory that the evaluation of a whole graph takes."""
+
+from collections import Counter
+
+from istmpi.models.architecture import Architecture
+
+GATHERED = 2**24
+"""Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
+
+
+def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
+    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
+
+    These are the input and all products of the widest layer; a sum over neighbours takes the place of the input.
+    """
+    nodes = architecture.nodes[1]
+    if not nodes:
+        return 0
+    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
+    products = [operator.parameter for operator in architecture.operators if operator.parameter]
+    made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
+    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
+    gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
+    copies = 1 + max(made.values())
+    if not architecture.unitwise:
+        return itemsize * nodes * copies * widest
+    return itemsize * (-(-nodes * copies * widest // ranks) + gathered)

@@ -1,0 +1,131 @@
+"""FILE.py:function of the user's, which returns map-style data sets; torch is imported where it is called."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from istmpi.code import module_of, short
+from istmpi.comm.mpi import ranks_here
+from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.errors import ConfigError, DataError, did_you_mean
+from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
+
+EXAMPLES = 16
+"""Training examples that are read to see what they are, and on which networks are tried."""
+
+
+def is_function(source: str) -> bool:
+    """Say whether a run's name for its data is FILE.py:function or package.module:function."""
+    return bool(re.fullmatch(r"(.+\.py|[\w.]+):\w+", source))
+
+
+def takes_rank(source: str) -> bool:
+    """Say whether the function is told its rank, so that each rank has data of its own."""
+    return "rank" in _takes(_loaded("--data", source, "function")[1])
+
+
+def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
+    """Return the data sets of a function, with the loss and the score of the class ``scoring``, if any.
+
+    Where there is neither, features with a class or with numbers are data as any other.
+    """
+    from torch import Tensor
+    from torch.utils.data import default_collate
+
+    from istmpi.data.callable.split import OwnSplit
+    from istmpi.data.callable.task import RegressionAsItIs, functions_of, kind_of, own_task
+
+    module, function = _loaded("--data", source, "function")
+    datasets = _called(source, function, rank)
+    network = _loaded("--model", scoring, "Class")[1] if scoring else None
+    splits, takes = {}, _arguments(getattr(network, "forward", None))
+    for split, dataset in datasets.items():
+        collate = getattr(dataset, "collate", None) or getattr(module, "collate", None) or default_collate
+        splits[split] = OwnSplit(dataset, f"{source}: {split}", collate, takes)
+    splits["train"].ahead = ahead
+    batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
+    (first, *others), target = batch.inputs, None if isinstance(batch.targets, Mapping) else batch.targets[1]
+    if isinstance(first, dict) and not (network and first):
+        raise DataError(
+            f"{source} has examples with the entries {', '.join(batch.targets if target is None else first)}; they go "
+            f"by name to the forward of a network of your own. Give one that takes some, --model FILE.py:Class."
+        )
+    classes = getattr(datasets["train"], "classes", ())
+    classes = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    shape = tuple(first.shape[1:]) if isinstance(first, Tensor) and not others else ()
+    functions, kind = functions_of({scoring: network, source.rpartition(":")[0]: module}), kind_of(target)
+    outputs = target[0].numel() if kind == "float" else len(classes)
+    plain = shape and first.is_floating_point() and not functions
+    if plain and kind == "integer" and target.ndim == 1 and classes:
+        splits = {name: replace(it, whole=False, shape=shape, classes=outputs) for name, it in splits.items()}
+        return Dataset(splits, CLASSIFICATION, shape, outputs, classes, source, "python")
+    if plain and kind == "float" and target.ndim < 3:
+        splits = {name: replace(it, whole=False, shape=shape) for name, it in splits.items()}
+        return Dataset(splits, REGRESSION, shape, outputs, None, source, "python", own_task=RegressionAsItIs)
+    task = own_task(functions, target, source)
+    return Dataset(splits, OWN, shape, outputs, None, source, "python", own_task=task, example=batch.inputs)
+
+
+def _loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
+    """Return the module of FILE.py:NAME, run once as long as the file does not change, and what has that name."""
+    path = Path(name.rpartition(":")[0])
+    module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
+    value = getattr(module, inner, None)
+    if not callable(value):
+        raise ConfigError(f"{option} {name}: there is no {what} {inner}{did_you_mean(inner, vars(module))}")
+    return module, value
+
+
+_module = cache(lambda option, name, what, changed: module_of(option, name, what))
+
+
+def _takes(function: Any) -> set[str]:
+    return {"rank", "ranks"} & inspect.signature(function).parameters.keys()
+
+
+def _called(source: str, function: Any, rank: int) -> Mapping[str, Any]:
+    """Return the data sets of a function by the names of their splits; DataError for anything else."""
+    from torch.utils.data import IterableDataset
+
+    from istmpi.data.callable.drawing import drawing
+
+    given, takes = {"rank": rank, "ranks": ranks_here()}, _takes(function)
+    try:
+        with drawing() as seed:  # so that ranks, and resumed runs, draw the same splits
+            seed(rank if "rank" in takes else 0)
+            splits = function(**{name: given[name] for name in takes})
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise DataError(f"--data {source}: it fails: {short(error)}.") from error
+    splits = dict(zip(SPLITS, splits)) if isinstance(splits, tuple) else splits
+    if not isinstance(splits, Mapping) or not {*SPLITS[:2]} <= splits.keys() <= {*SPLITS}:
+        what = f"it returns {str(splits)[:80]}, not (train, test) or a dict of {', '.join(SPLITS)}"
+        raise DataError(f"--data {source}: {what}.")
+    for split, dataset in splits.items():
+        counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if not counted or isinstance(dataset, IterableDataset):
+            raise DataError(
+                f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or __getitem__. A loader or an "
+                f"iterable data set goes into a loop of your own, istmpi.Distributed."
+            )
+        if not len(dataset):
+            raise DataError(f"--data {source}: {split} is empty; it needs at least one example.")
+    return splits
+
+
+def _arguments(forward: Any) -> Collection[str] | None:
+    """Return the arguments that a forward takes by name; None for all."""
+    arguments = inspect.signature(forward).parameters.values() if forward else ()
+    if not arguments or any(each.kind is each.VAR_KEYWORD for each in arguments):
+        return None
+    return [each.name for each in arguments if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]

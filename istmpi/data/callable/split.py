@@ -1,0 +1,131 @@
+"""A map-style data set of the user's as a split: examples are read one by one, and collated."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from istmpi import rng
+from istmpi.code import short
+from istmpi.data.batch import Batch
+from istmpi.data.callable.drawing import drawing
+from istmpi.data.dataset import Split
+from istmpi.data.holdout import divided
+from istmpi.errors import DataError
+from istmpi.trees import Named, tensors_of
+
+SAMPLED = 16
+"""Examples that the fingerprint of a split is made of."""
+
+
+@dataclass(eq=False)
+class OwnSplit(Split):
+    """Examples that are ``(inputs, target)`` or dicts; they draw random numbers by a batch's key and their number."""
+
+    dataset: Any
+    name: str
+    """The source and the split, for messages."""
+    collate: Callable[[list[Any]], Any]
+    takes: Collection[str] | None = None
+    """The entries of a dict that go to ``forward``; None for all."""
+    whole: bool = True
+    """Targets are the batch as it was collated, for a loss of the user's; else classes or numbers to predict."""
+    shape: tuple[int, ...] = ()
+    """The shape of an example as a network gets it, where not ``whole``."""
+    classes: int = 0
+    rows: np.ndarray | None = None
+    """The numbers in the data set of this split's examples; None for all."""
+    ahead: int = 0
+
+    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
+        rows, batch = indices, self.collated(indices, key)
+        if isinstance(batch, Mapping):
+            named = {key: value for key, value in batch.items() if self.takes is None or key in self.takes}
+            return Batch((Named(named),), batch, len(rows))
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise DataError(f"{self.name} has examples that are neither (inputs, target) nor dicts, but {type(batch)}.")
+        inputs, target = batch
+        if self.whole:
+            inputs = (Named(inputs),) if isinstance(inputs, Mapping) else inputs
+            return Batch(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), batch, len(rows))
+        odd = target[(target < 0) | (target >= self.classes)] if self.classes else ()
+        if len(odd):
+            raise DataError(f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0.")
+        target = target.long() if self.classes else target.reshape(len(rows), -1)
+        return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
+
+    def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
+        """Return the examples as ``collate`` makes a batch of them."""
+        rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
+        with drawing() as seed:
+            return self._read(rows, key or 0, seed)
+
+    def _read(self, rows: list[int], key: int, seed: Callable[[int], None]) -> Any:
+        items = []
+        for row in rows:
+            seed(rng.key(key, row))
+            try:
+                items.append(self.dataset[row])
+            except Exception as error:
+                raise DataError(f"{self.name} example {row} cannot be read: {short(error)}.") from error
+        seed(rng.key(key, "collate"))
+        try:
+            return self.collate(items)
+        except Exception as error:
+            odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
+            raise DataError(
+                f"{self.name} example {odd} does not go into a batch with example {rows[0]}: {short(error)}. Give them "
+                f"a common shape, or write collate(items) in the file of the data."
+            ) from error
+
+    def _go_together(self, *items: Any) -> bool:
+        try:
+            self.collate([*items])
+        except Exception:
+            return False
+        return True
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.rows is None else self.rows)
+
+    def labels(self) -> np.ndarray:
+        """Return the classes, for which all examples are read; zeros where there are none."""
+        return self._classes if self.classes else super().labels()
+
+    @cached_property
+    def _classes(self) -> np.ndarray:
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
+        return np.concatenate([self.batch(part).targets.numpy() for part in parts])
+
+    def reshaped(self, shape: tuple[int, ...]) -> OwnSplit:
+        return replace(self, shape=shape)
+
+    def divided(self, fraction: float, seed: int) -> tuple[OwnSplit, OwnSplit]:
+        train, held = divided(len(self), fraction, seed)
+        return replace(self, rows=train), replace(self, rows=held)
+
+    @cached_property
+    def _sample(self) -> list[Batch]:
+        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED).astype(np.int64))
+        return [self.batch(rows[at : at + 1]) for at in range(len(rows))]
+
+    @property
+    def features_checksum(self) -> int:
+        return _checksum([batch.inputs for batch in self._sample])
+
+    @property
+    def labels_checksum(self) -> int:
+        return _checksum([batch.targets for batch in self._sample])
+
+
+def _checksum(tree: Any) -> int:
+    checksum = 0
+    for tensor in tensors_of(tree):
+        checksum = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+    return checksum

@@ -1,0 +1,177 @@
+"""Data sets of the user's own: they train as files do, repeat what they draw, and are refused in one line."""
+
+import numpy as np
+import pytest
+from own_data import FILE
+from resuming import resumed, save
+from small import assert_same_bits, own_run, small_run, trained, whole
+
+from istmpi.data.batches import Batches
+from istmpi.data.sources import open_dataset
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import ConfigError, DataError, DivergedError
+from istmpi.program.streams import Rows
+from istmpi.tasks import higher_is_better
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[1, 3])
+methods = pytest.mark.parametrize("method", ["ist", "local-sgd"])
+TWO = {"model__name": f"{FILE}:Two", "data__source": f"{FILE}:pairs"}
+
+
+def of_own(comm, **settings):
+    training = Training(own_run(**settings), comm)
+    return training, list(training.rounds())
+
+
+@methods
+def test_a_data_set_trains_as_the_file_of_its_examples_does(comm, method):
+    settings = {"method__name": method, "evaluate__every": 2}
+    for more in ({}, {"data__placement": "by-label"}, {"data__placement": "sharded", "train__logit_adjustment": 1}):
+        expected, curve = trained(comm, **settings, **more)
+        training, progress = trained(comm, **settings, **more, data__source=f"{FILE}:digits")
+        assert_same_bits(whole(training), whole(expected))
+        assert [(each.loss, each.score) for each in progress] == [(each.loss, each.score) for each in curve]
+
+
+@methods
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_examples_draw_is_repeated_when_resumed_and_when_read_ahead(comm, shared_tmp, method, ahead):
+    settings = {"method__name": method, "data__source": f"{FILE}:noisy", "model__dropout": 0.3}
+    expected, curve = trained(comm, **settings, data__ahead=2)
+    first = Training(small_run(**settings, data__ahead=ahead), comm)
+    rounds = first.rounds()
+    losses = [next(rounds).loss, next(rounds).loss]
+    rounds.close()
+    save(first, shared_tmp / "half.h5")
+    second, progress = resumed(comm, shared_tmp / "half.h5", **settings, data__ahead=ahead)
+    assert losses + [each.loss for each in progress] == [each.loss for each in curve]
+    assert_same_bits(whole(second), whole(expected))
+    plain, _ = trained(comm, **{**settings, "data__source": "digits"})
+    assert any((whole(plain)[name] != values).any() for name, values in whole(expected).items())
+
+
+@methods
+def test_two_inputs_a_loss_and_a_score_of_the_users(comm, shared_tmp, method):
+    training, progress = of_own(comm, **TWO, method__name=method, train__rounds=12, train__batch=32, optimizer__lr=0.3)
+    assert training.score_name == "hits" and progress[-1].score.score > 0.5
+    network = save(training, shared_tmp / "network.h5")
+    result = evaluate(network, comm, f"{FILE}:pairs", model=f"{FILE}:Two")
+    assert result.score_name == "hits" and result.score.score == pytest.approx(progress[-1].score.score, abs=1e-6)
+    # The same network, with the loss and the score by the targets, learns the same.
+    by_targets = {**TWO, "model__name": f"{FILE}:Logits", "data__source": f"{FILE}:two_inputs"}
+    other, its = of_own(comm, **by_targets, method__name=method, train__rounds=12, train__batch=32, optimizer__lr=0.3)
+    assert other.score_name == "accuracy"
+    assert its[-1].loss == progress[-1].loss
+    assert its[-1].score.score == pytest.approx(progress[-1].score.score, abs=1e-6)
+
+
+def test_a_score_has_its_direction_and_early_stopping_follows_it(comm):
+    settings = {"data__source": f"{FILE}:numbers", "data__validation": 0.2, "train__patience": 2, "evaluate__every": 1}
+    training, progress = of_own(
+        comm, **settings, model__name=f"{FILE}:Distance", train__rounds=6, optimizer__lr=0.02, model__outputs=1
+    )
+    assert training.score_name == "distance (lower is better)" and not higher_is_better(training.score_name)
+    assert training.best.score == min(each.validation.score for each in progress if each.validation)
+    assert progress[-1].validation.score < progress[0].validation.score
+
+
+def test_numbers_are_a_regression_in_their_own_units(comm):
+    training, progress = of_own(
+        comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:Line", train__rounds=12, optimizer__lr=0.02
+    )
+    assert training.score_name == "mean absolute error" and training.dataset.targets is None
+    assert progress[-1].score.score < 2.5
+
+
+def test_collate_may_pad_and_draw(comm):
+    settings = {"data__source": f"{FILE}:padded", "model__name": f"{FILE}:Line", "model__outputs": 10}
+    settings |= {"model__features": 64, "train__rounds": 12, "train__batch": 32, "optimizer__lr": 0.3}
+    training, progress = of_own(comm, **settings)
+    assert progress[-1].score.score > 0.4
+    assert [each.loss for each in of_own(comm, **settings, data__ahead=0)[1]] == [each.loss for each in progress]
+
+
+def test_each_rank_has_data_of_its_own_where_the_function_takes_its_rank(comm):
+    training, progress = trained(comm, data__source=f"{FILE}:of_rank")
+    assert training.run.data.placement == "local"
+    assert len(training.dataset.train) == len(range(comm.rank, 1437, comm.size))
+    assert progress[-1].score.examples == 360
+
+
+def test_changed_data_are_refused_when_resumed(comm, shared_tmp):
+    training, _ = trained(comm, data__source=f"{FILE}:digits", train__rounds=1)
+    save(training, shared_tmp / "one.h5")
+    with pytest.raises(ConfigError, match="features = "):
+        resumed(comm, shared_tmp / "one.h5", data__source=f"{FILE}:noisy", train__rounds=1)
+
+
+def test_never_more_batches_than_said_are_read_ahead():
+    began = []
+    split = Rows(100)
+    split.ahead, split.batch = 2, lambda rows, key: began.append(rows) or rows
+    batches = Batches(split, range(100), 10, seed=0, stream=0)
+    for step in [*range(6), 20, 21]:
+        assert (batches.at(step) == batches.indices(step)).all()
+        assert len(began) <= (step if step < 20 else step - 12) + 3
+    split = open_dataset(f"{FILE}:late", ahead=2).train
+    batches = Batches(split, range(70, 80), 1, seed=0, stream=0)
+    bad = next(step for step in range(10) if batches.indices(step) == [77])
+    for step in range(bad):
+        batches.at(step)
+    with pytest.raises(DataError, match=r"own_data.py:late: train example 77 cannot be read: ValueError: this file is"):
+        batches.at(bad)
+
+
+BAD_DATA = {
+    "missing": "there is no function missing",
+    "wrong": "there is no function wrong",
+    "failing": "it fails: OSError: the disk is gone",
+    "list_of_three": "it returns [1, 2, 3], not (train, test) or a dict of",
+    "nothing": "train is NoneType, without __len__ or __getitem__",
+    "without_len": "A loader or an iterable data set goes into a loop of your own, istmpi.Distributed.",
+    "iterable": "train is Stream, without",
+    "empty": "train is empty; it needs at least one example",
+    "bare": "train has examples that are neither (inputs, target) nor dicts",
+    "of_other_shapes": "train example 1 does not go into a batch with example 0: RuntimeError",
+    "unlabelled": "train has class 10; there are 10, numbered from 0",
+    "flags": "has targets of torch.bool; only integers and floats have a loss by default",
+    "pairs": "has examples with the entries left, right, label; they go by name to the forward of a network",
+}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_a_function_or_data_that_cannot_be_used(name):
+    with pytest.raises((ConfigError, DataError)) as refused:
+        open_dataset(f"{FILE}:{name}").train.batch(np.arange(16))
+    assert BAD_DATA[name] in str(refused.value) and "\n" not in str(refused.value)
+    assert FILE in str(refused.value)
+
+
+BAD_FUNCTIONS = {
+    "ManyLosses": "loss returns a value of shape (8,); it must return one number",
+    "Detached": "loss needs no gradient",
+    "ManyScores": "score returns a value of shape (",
+    "WithSelf": "loss must take (outputs, batch) and nothing else; in a class make it a @staticmethod",
+    "FailingLoss": "loss fails: IndexError",
+}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("name", BAD_FUNCTIONS)
+def test_a_loss_or_a_score_that_cannot_be_used(comm, name):
+    with pytest.raises(ConfigError) as refused:
+        of_own(comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:{name}", train__rounds=1, model__outputs=1)
+    assert f"{FILE}:{name}: {BAD_FUNCTIONS[name]}" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
+    with pytest.raises(DivergedError, match="the loss is no longer finite in round 1, local step 1"):
+        of_own(comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:NotFinite", model__outputs=1)
+
+
+@pytest.mark.ranks(only=[3])
+def test_lengths_must_agree(comm):
+    with pytest.raises(DataError, match=r"1436 train examples, not 1437 \(rank 1\)"):
+        Training(small_run(data__source=f"{FILE}:uneven"), comm)
