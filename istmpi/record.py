@@ -24,8 +24,8 @@ JOB = "job"
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items of a record that are not None, for `dataclasses.asdict`."""
-    return {name: value for name, value in items if value is not None}
+    """Return the items of a record that are neither None nor NaN, for `dataclasses.asdict`."""
+    return {name: value for name, value in items if value is not None and value == value}
 
 
 class RunFolder:

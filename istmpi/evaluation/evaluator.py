@@ -41,7 +41,7 @@ class Score:
     """The full network's result on a split: mean loss, mean score (accuracy, say) and the number of examples."""
 
     loss: float
-    """The loss as in training: that of standardised targets, where they are."""
+    """The loss as in training: that of standardised targets, where they are. NaN for a score of a user's program."""
     score: float
     """The score in the units of the data; that of the last exit, where there are several."""
     examples: int

@@ -20,7 +20,7 @@ import torch
 from istmpi.engine.axes import Pattern, with_odds
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
-from istmpi.models.leaves import without_values
+from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
 from istmpi.models.running import shortly
@@ -165,8 +165,7 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
 
 
 def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"), without_values():
-        built = network.build(lengths)
+    built = shaped(lambda: network.build(lengths))
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 

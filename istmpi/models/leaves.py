@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from istmpi.errors import ConfigError
 from istmpi.models.label_blocks import LabelBlocks
 from istmpi.models.trials import Watching
 
@@ -213,6 +214,16 @@ def without_values() -> Iterator[None]:
             yield
     finally:
         handle.remove()
+
+
+def shaped(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a network that is built of shapes alone; its buffers have values where its constructor wants a device."""
+    try:
+        with torch.device("meta"), without_values():
+            return build()
+    except ConfigError:  # from_pretrained of transformers refuses to read weights onto the meta device
+        with without_values():
+            return build()
 
 
 class _Unfilled(Watching):

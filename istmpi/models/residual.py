@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.leaves import without_values
+from istmpi.models.leaves import shaped
 from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
 from istmpi.models.trials import alike, few, hooked, random_values
@@ -83,8 +83,7 @@ def residual_blocks(
 
 
 def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
-    with torch.device("meta"), without_values():
-        built = network.build(lengths)
+    built = shaped(lambda: network.build(lengths))
     kinds = nn.Sequential, nn.ModuleList
     return {path: len(module) for path, module in built.named_modules() if isinstance(module, kinds)}
 

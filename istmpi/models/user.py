@@ -130,6 +130,7 @@ class UserNetwork:
         try:
             with gradients_kept(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
+                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # weights that it reads
                 built = self.kind(**arguments)
         except KeyboardInterrupt:
             raise

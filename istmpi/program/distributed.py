@@ -20,25 +20,28 @@ import numpy as np
 import torch
 from torch import nn
 
+from istmpi import rng
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
+from istmpi.data.callable.drawing import drawing
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
+from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.settings import dotted
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import recorded
-from istmpi.training.watch import Watch
+from istmpi.training.watch import Summary, Watch
 from istmpi.trees import Named, tensors_of
 
 ScoreOf = Callable[[nn.Module, Any], Any]
@@ -103,6 +106,8 @@ class Distributed:
         )
         self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
+        self.summary: Summary | None = None
+        """The end of the last loop over rounds; None where nothing was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
         self._metrics: Callable[[], list[dict[str, Any]]] = list
@@ -153,7 +158,11 @@ class Distributed:
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
                 self._round = Round(self, training)
-                yield self._round
+                try:
+                    yield self._round
+                except GeneratorExit:
+                    self._note(f"left in round {self._round.number}, which is not saved. job.end() ends rounds early.")
+                    raise
                 if not self._round.finished():
                     break
                 record.add(training.progress(self._score_of_round()))
@@ -162,6 +171,10 @@ class Distributed:
             self._round = None
             self._together("the end of the rounds")
             self.summary = record.end(network)
+
+    def end(self) -> None:
+        """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
+        self.training.told_to_end = True
 
     def _score_of_round(self) -> Score | None:
         score = self._score
@@ -187,18 +200,20 @@ class Distributed:
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
         self._together("evaluate")
-        training, communicator = self.training, self.communicator
+        training, communicator, seed = self.training, self.communicator, self.run.train.seed
         with training.clock("evaluate"):
             training.method.publish()
             full = training.evaluator.network
             if calibrate is not None and training.architecture.batch_norms:
-                batch = next(iter(calibrate))
+                with drawing() as draw:
+                    draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
+                    batch = next(iter(calibrate))
                 full.calibrate_by(lambda: score(full.module, batch))
                 training.note_calibration()
             else:
                 self._require_calibrated()
                 full.load_moments(full.moments)
-            batches = own_batches(loader, communicator.rank, communicator.size) if same_loader else loader
+            batches = own_batches(loader, communicator.rank, communicator.size, seed) if same_loader else loader
             sums: dict[str, float] = {}
             count = 0
             with torch.no_grad():
@@ -319,30 +334,6 @@ class Distributed:
                 "the network has batch normalisations, whose moments are not known after this round: call evaluate "
                 "with calibrate=, a loader of training data."
             )
-
-
-class Printing(Watch):
-    """A watch that prints messages, and a line for ten rounds of a run."""
-
-    def started(self, training: Training, folder: Any, saver: Any) -> None:
-        self._every = max(training.run.train.rounds // 10, 1)
-        name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
-        self.noticed(f"{name} in {folder.path}, {method} on {ranks} ranks")
-        network = training.architecture
-        dealt = training.method.spec.groups(training.run, network)
-        if dealt:
-            others = {group: "by default" for group in network.groups if group not in dealt} | network.table.undealt
-            whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
-            names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
-            self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
-
-    def progressed(self, progress: Any) -> None:
-        if progress.round % self._every == 0 or progress.score:
-            score = f", {progress.score_name} {progress.score.score:.4g}" if progress.score else ""
-            self.noticed(f"round {progress.round}: loss {progress.loss:.4g}{score}")
-
-    def noticed(self, message: str) -> None:
-        print(f"istmpi: {message}", flush=True)
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
+from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
+from istmpi.data.callable.drawing import drawing
 from istmpi.data.callable.split import OwnSplit
 from istmpi.data.dataset import Split
 from istmpi.data.placement import place
@@ -167,13 +169,19 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
     )
 
 
-def own_batches(loader: Iterable[Any], rank: int, ranks: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can."""
+def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
+    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can.
+
+    Random numbers that a `DataLoader` of a map-style data set draws are the same every time, and on all ranks.
+    """
     plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler
     if plain:
-        for number, rows in enumerate(loader.batch_sampler):
-            if number % ranks == rank:
-                yield loader.collate_fn([loader.dataset[row] for row in rows])
+        split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
+        with drawing() as draw:
+            draw(rng.key(seed, "order"))
+            batches = list(loader.batch_sampler)
+        for number, rows in enumerate(batches[rank::ranks]):
+            yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
     else:
         yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
 

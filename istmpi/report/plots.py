@@ -1,6 +1,7 @@
 """The picture of a run, drawn from the record in its folder."""
 
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 
 from istmpi.config import Run
@@ -45,7 +46,7 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
     split = "validation" if any("validation_score" in line for line in lines) else "test"
     keys = ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
     scored = [line for line in lines if keys[0] in line]
-    scores, errors = ([line.figure(name) for line in scored] for name in keys)
+    scores, errors = ([line.figure(name) if name in line else nan for line in scored] for name in keys)
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     changing = len(rates) == len(lines) and len(set(rates)) > 1  # the record of an earlier istmpi has none
     heights = [3, 3, 1.2][: 2 + changing]

@@ -59,6 +59,8 @@ class Training(Prepared):
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
             return f"train.max_minutes = {self.run.train.max_minutes:g} are over"
+        if self.told_to_end:
+            return "the program ended it"
         if self.best and self.best.exhausted:
             return self.best.told(self.score_name)
         return ""

@@ -83,7 +83,7 @@ class Prepared:
             with communicator.agreed():
                 self.device = choose_device(run.train.device, local)
             self.threads = choose_threads(run.train.threads, local)
-        self.time_is_up = False
+        self.time_is_up, self.told_to_end = False, False
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
@@ -108,7 +108,7 @@ class Prepared:
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
-        self.stop = stop
+        self.stop, self.told_to_end = stop, False
         with self.communicator.agreed():
             self.run = run = run.with_implied()
             self._sides = sides_of(run, self.dataset)

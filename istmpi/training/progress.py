@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from math import isnan
 from typing import TYPE_CHECKING
 
 from istmpi.engine.shares import share_of
@@ -124,6 +125,8 @@ class Progress:
 
 def _scores(score: Score, split: str = "test_") -> dict[str, float]:
     line = {"score": score.score, f"{split}loss": score.loss, f"{split}examples": score.examples}
+    if isnan(score.loss):
+        del line[f"{split}loss"]
     line |= {f"exit{number}_score": each for number, each in enumerate(score.exits or (), 1)}
     if score.bits_per_byte is not None:
         line["bits_per_byte"] = score.bits_per_byte

@@ -130,6 +130,36 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
 
 
+def test_a_program_ends_its_rounds_early(comm, shared_tmp):
+    job, batches = distributed(comm, lr=0.1), Training(run_of({}), comm).batches
+    loop(job, batches, 4, folder=shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
+    assert (job.summary.last.round, job.summary.ended) == (2, "the program ended it")
+    more = distributed(comm, lr=0.1)
+    assert loop(more, batches, 4, folder=shared_tmp / "run", resume="auto") == 3
+    whole_run = distributed(comm, lr=0.1)
+    loop(whole_run, batches, 4, folder=shared_tmp / "whole")
+    assert_same_bits(whole(more.training), whole(whole_run.training))
+
+
+class Noted(Watch):
+    def __init__(self):
+        self.notes = []
+
+    def noticed(self, message):
+        self.notes.append(message)
+
+
+def test_a_break_out_of_the_rounds_is_told_what_it_loses(comm, shared_tmp):
+    job, watch = distributed(comm, lr=0.1), Noted()
+    for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
+        for _ in round.steps():
+            round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
+        break
+    comm.barrier()
+    if comm.rank == 0:
+        assert watch.notes == ["left in round 1, which is not saved. job.end() ends rounds early."]
+
+
 class Digits(Dataset):
     """The digits, one by one."""
 
@@ -246,6 +276,41 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
         assert (line["score"], line["accuracy" if "accuracy" in line else "score"]) == (scored, scored)
     both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
     assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
+
+
+def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm, shared_tmp):
+    """Each example once, whatever the order that a process draws, and whatever it masks."""
+    torch.manual_seed(comm.rank)
+    seen, collate = [], torch.utils.data.default_collate
+
+    def noted(module, batch):
+        seen.append(batch[0])
+        return {"mean": batch[0].mean(), "noise": torch.rand(())}
+
+    def noisy(examples):
+        x, y = collate(examples)
+        return x + torch.rand_like(x), y
+
+    job = distributed(comm, lr=0.1)
+    loader = DataLoader(Digits("test"), batch_size=50, shuffle=True, collate_fn=noisy)
+    calibrate = DataLoader(Digits(), batch_size=8, shuffle=True)
+    first, second = (job.evaluate(noted, loader, calibrate=calibrate)["mean"] for _ in range(2))
+    assert first == second
+    assert first == pytest.approx(float(Digits("test")._batch.inputs[0].mean()) + 0.5, abs=0.01)
+    before, after = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert all(torch.equal(*both) for both in zip(before, after, strict=True))
+    assert sum(comm.allgather(sum(map(len, before[1:])))) == len(Digits("test"))
+
+
+def test_a_record_is_json_without_the_loss_that_a_score_has_not(comm, shared_tmp):
+    job = distributed(comm, lr=0.1)
+    for round in job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for batch in round.take(steps_from(Training(run_of({}), comm).batches, 0)):
+            round.step(loss_of(round.module, batch))
+        job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=[(EXAMPLE, torch.zeros(8).long())])
+    if comm.rank == 0:
+        for name in ("metrics.jsonl", "summary.json"):
+            assert "NaN" not in (shared_tmp / "run" / name).read_text()
 
 
 def test_a_network_of_two_inputs_and_a_contrastive_loss_learns(comm, shared_tmp):

@@ -62,6 +62,22 @@ class TwoTowers(nn.Module):
         return self.tower(left) @ self.tower(right).t()
 
 
+class ReadsWeights(nn.Module):
+    """A frozen layer whose weights are read, and an adapter beside it."""
+
+    def __init__(self, features, outputs, rank=4):
+        super().__init__()
+        if torch.empty(0).is_meta:
+            raise RuntimeError("weights cannot be read onto this device")
+        self.trunk = nn.Linear(features, outputs)
+        self.trunk.load_state_dict({"weight": torch.ones(outputs, features), "bias": torch.zeros(outputs)})
+        self.trunk.requires_grad_(False)
+        self.down, self.up = nn.Linear(features, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x):
+        return self.trunk(x) + self.up(self.down(x))
+
+
 class Rows(Attention):
     """The same on the rows of images."""
 

@@ -326,3 +326,14 @@ def test_axes_that_are_not_the_networks_are_refused(axes, said):
     with pytest.raises(ConfigError, match=said) as refused:
         infer(with_axes(axes))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_constructor_may_read_weights_that_it_freezes():
+    """`from_pretrained` of transformers refuses to read them onto the device of shapes alone."""
+    found = inferred("ReadsWeights", FLAT)
+    assert {name: str(axes) for name, axes in found.parameters.items()} == {
+        "down.weight": "rank 7",
+        "up.weight": "10 rank",
+    }
+    assert [finding.proved for finding in found.findings] == [True]

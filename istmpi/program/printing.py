@@ -1,0 +1,40 @@
+"""The lines that a user's program prints of its run."""
+
+from typing import Any
+
+from istmpi.training.loop import Training
+from istmpi.training.progress import Progress
+from istmpi.training.watch import Summary, Watch
+
+
+class Printing(Watch):
+    """A watch that prints messages, and a line for ten rounds of a run."""
+
+    def started(self, training: Training, folder: Any, saver: Any) -> None:
+        self._every = max(training.run.train.rounds // 10, 1)
+        name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
+        self.noticed(f"{name} in {folder.path}, {method} on {ranks} ranks")
+        network = training.architecture
+        dealt = training.method.spec.groups(training.run, network)
+        if dealt:
+            others = {group: "by default" for group in network.groups if group not in dealt} | network.table.undealt
+            whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
+            names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
+            self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
+
+    def progressed(self, progress: Progress) -> None:
+        if progress.round % self._every == 0 or progress.score:
+            self.noticed(f"round {progress.round}: loss {progress.loss:.4g}{_scores(progress)}")
+
+    def finished(self, summary: Summary) -> None:
+        last = summary.last
+        self.noticed(f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB sent{_scores(last)}")
+
+    def noticed(self, message: str) -> None:
+        print(f"istmpi: {message}", flush=True)
+
+
+def _scores(progress: Progress) -> str:
+    score = progress.score
+    values = {progress.score_name: score.score, **(score.more or {})} if score else {}
+    return "".join(f", {name} {value:.4g}" for name, value in values.items())
