@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -26,7 +26,7 @@ from istmpi.foreign import printable, reading
 from istmpi.models.architecture import Architecture
 from istmpi.optional import optional
 
-CURE = "Give a network.h5 of istmpi, .safetensors, or a state dict that torch.save wrote."
+CURE = "Give a network.h5 of istmpi, .safetensors or a folder of them, or a state dict that torch.save wrote."
 SHOWN = 6
 """The most names that a line lists."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -73,6 +73,20 @@ class _Safetensors(_File):
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         return self._slices[name][first:last]
+
+
+class _Folder(_File):
+    """The files of safetensors in a folder, as Hugging Face's libraries write them."""
+
+    def __init__(self, path: Path):
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise ValueError("it is a folder without a file of .safetensors")
+        self._files = {name: file for file in map(_Safetensors, files) for name in file.shapes}
+        self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        return self._files[name].rows(name, first, last)
 
 
 class _StateDict(_File):
@@ -134,19 +148,23 @@ class Fit:
         return lines
 
 
-def fit_of(path: Path, network: Architecture) -> Fit:
+def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
     """Return the part of a file that fits a network; errors as of `begin_with`."""
     with _opened(path) as file:
-        return _matched(path, file, network)[0]
+        return _matched(path, file, network, renamed)[0]
 
 
-def begin_with(path: Path, network: Architecture, store: ParameterStore) -> Fit:
+def begin_with(
+    path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
+) -> Fit:
     """Bring the rows of a store to the values of a file, where names and shapes fit; each rank reads its own rows.
+
+    ``renamed``: beginnings of names in the file, and what stands in their place in the network.
 
     Raises DataError for a file that cannot be read, ConfigError where nothing fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
-        fit, sources = _matched(path, file, network)
+        fit, sources = _matched(path, file, network, renamed)
         for name, there in sources.items():
             rows = store.owners.rows(file.shapes[there][0], store.rank)
             values = file.rows(there, rows.start, rows.stop)
@@ -166,10 +184,12 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
         store.tensors[name].copy_(values[name][rows.start : rows.stop])
 
 
-def _matched(path: Path, file: _File, network: Architecture) -> tuple[Fit, dict[str, str]]:
+def _matched(
+    path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
+) -> tuple[Fit, dict[str, str]]:
     """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
-    misshapen, missing, used, names = [], [], set(), _plainly(file.shapes, network)
+    misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
     shapes = {
         name: network.parameters[name].pattern.shape(network.lengths) for name in weights_among(network.parameters)
     }
@@ -205,7 +225,7 @@ def plain_name(network: Architecture, name: str) -> str:
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     """Open a file of any of these kinds, and check a part of istmpi's own; DataError in one line for others."""
     subject = f"train.init: {path}"
-    if not path.is_file():
+    if not path.is_file() and not path.is_dir():
         raise DataError(
             f"{subject} is {kind_of(path)}; it must be a file." if path.exists() else f"{subject} is not there."
         )
@@ -216,19 +236,37 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
         return
     wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
     with reading(f"{subject} cannot be read", CURE, *wrong, pickle.UnpicklingError):
-        file = _Safetensors(path) if path.suffix == ".safetensors" else _StateDict(path)
+        kind = _Folder if path.is_dir() else _Safetensors if path.suffix == ".safetensors" else _StateDict
+        file = kind(path)
     yield file
 
 
-def _plainly(names: Mapping[str, Any], network: Architecture) -> dict[str, str]:
-    """Strip the names in a file of the prefixes of wrappers (module., _orig_mod., model.) where none fits."""
+def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return the file's names by those in the network."""
+    pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
+    plain = {}
+    for name in names:
+        there, here = next((pair for pair in pairs if name.startswith(pair[0])), ("", ""))
+        plain[here + name[len(there) :]] = name
+    return plain
+
+
+def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
+    """Strip the names in a file of the prefixes of wrappers (module., _orig_mod., model.) where none fits.
+
+    Where none fits then, either, the network's class may be a wrapper: its own prefix is put before them.
+    """
     expected = {key for name in weights_among(network.parameters) for key in (name, plain_name(network, name))}
-    plain = {name: name for name in names}
+    plain = dict(names)
     while plain and expected.isdisjoint(plain):
         wrapper = next(iter(plain)).partition(".")[0] + "."
         if not all(name.startswith(wrapper) for name in plain):
             break
         plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
+    for wrapper in dict.fromkeys(name.partition(".")[0] for name in expected) if expected.isdisjoint(plain) else ():
+        wrapped = {f"{wrapper}.{name}": there for name, there in names.items()}
+        if not expected.isdisjoint(wrapped):
+            return wrapped
     return plain
 
 

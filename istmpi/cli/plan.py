@@ -30,7 +30,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of
 
-        begun = fit_of(Path(run.train.init), network).lines
+        begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
     figures = _figures(run, network, costs, alone) | {"sent_bytes": run_bytes(run, network, ranks, planned.smaller)}
     if as_json:
         print_json(figures | ({"init": begun} if begun else {}))

@@ -256,9 +256,12 @@ class Train:
     ] = 0.0
     init: Annotated[
         str,
-        "A file of weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors, or a state "
-        "dict of torch; a resumed run does not read it.",
+        "Weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors or a folder of them, "
+        "or a state dict of torch; ignored when resuming.",
     ] = ""
+    init_names: Annotated[
+        dict | None, 'Beginnings of names in train.init, and what stands in their place here: {"bert." = "encoder."}.'
+    ] = None
     patience: Annotated[
         Natural,
         "Evaluations in a row without a better score on the validation split that end training; 0 trains all rounds.",

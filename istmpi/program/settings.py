@@ -11,7 +11,10 @@ from istmpi.settings import types_of
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
 """The sections whose settings are arguments."""
-PARTS = {"train": ("seed", "max_minutes", "device", "threads", "init"), "model": ("dtype", "scale", "init")}
+PARTS = {
+    "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
+    "model": ("dtype", "scale", "init"),
+}
 """The only settings of some sections that are arguments."""
 
 

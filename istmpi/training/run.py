@@ -122,7 +122,8 @@ def recorded(
 def begun_with(training: Training) -> list[str]:
     """Take the weights with which the run says to begin, as far as they fit; return its report. Collective."""
     with training.communicator.agreed():
-        return begin_with(Path(training.run.train.init), training.architecture, training.store).lines
+        train = training.run.train
+        return begin_with(Path(train.init), training.architecture, training.store, train.init_names).lines
 
 
 def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:

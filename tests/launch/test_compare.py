@@ -68,13 +68,13 @@ def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, t
     program = (
         "import sys; from istmpi.cli.main import main\n"
         "from istmpi.errors import DivergedError; from istmpi.methods.base import Method\n"
-        "taken = Method.run\n"
-        "def run(self, number):\n"
-        "    if self.spec.name != 'local-sgd': return taken(self, number)\n"
+        "attempt = Method.attempt\n"
+        "def fails(self, number):\n"
+        "    if self.spec.name != 'local-sgd': return attempt(self, number)\n"
         "    error = DivergedError('the loss is no longer finite in round 1')\n"
         "    error.everywhere = True\n"
         "    raise error\n"
-        "Method.run = run\n"
+        "Method.attempt = fails\n"
         "main()"
     )
     out = tmp_path / "comparison"

@@ -47,7 +47,7 @@ def rounds_take(monkeypatch):
         now = [0.0]
         for module in (tally, clock):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-        _slower(monkeypatch, Method, "run", now, seconds)
+        _slower(monkeypatch, Method, "attempt", now, seconds)
         _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)
 
     return take
@@ -116,9 +116,9 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
 
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
     fetched, finished = [], []
-    fetch, run = Codistillation._fetch_others, IST.run
+    fetch, attempt = Codistillation._fetch_others, IST.attempt
     monkeypatch.setattr(Codistillation, "_fetch_others", lambda *all: fetched.append(True) or fetch(*all))
-    monkeypatch.setattr(IST, "run", lambda *all: finished.append(True) or run(*all))
+    monkeypatch.setattr(IST, "attempt", lambda *all: finished.append(True) or attempt(*all))
     compared(["codistillation"], train__rounds=10, method__finish="local-sgd:10%").rehearse()
     assert len(fetched) == len(finished) == 1
 
@@ -199,11 +199,11 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
 
 
 def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
-    run = Method.run
+    attempt = Method.attempt
 
     def diverges(self, number):
         if self.spec.name != "local-sgd":
-            return run(self, number)
+            return attempt(self, number)
         error = DivergedError("rank 0: the loss is no longer finite")
         error.everywhere = True
         raise error
@@ -215,7 +215,7 @@ def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, co
             told.append((turn.folder.name, str(error)))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Method, "run", diverges)
+        patched.setattr(Method, "attempt", diverges)
         comparison = compared(repeats=2)
         comparison.rehearse()
         failures = comparison.run_training(Told())

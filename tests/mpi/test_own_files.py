@@ -11,7 +11,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.models import inspection
+from istmpi.models import large
 from istmpi.training.loop import Training
 
 # ---- resuming
@@ -77,8 +77,8 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
 def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
     """Where nothing has changed nobody looks again, and all is as before; what does not fit is looked at again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
-    looked, look = [], inspection.inspect
-    monkeypatch.setattr(inspection, "inspect", lambda own: looked.append(own.name) or look(own))
+    looked, look = [], large.inspect
+    monkeypatch.setattr(large, "inspect", lambda own: looked.append(own.name) or look(own))
     run = own_run(**SHAKEN | {"train__rounds": 1})
 
     def train(since):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.initial import begin_with, fit_of
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.plan import show
 from istmpi.config import Run
@@ -219,7 +219,7 @@ def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, cap
     with pytest.raises(DataError, match="is not there"):
         begun(tmp_path / f"absent{suffix}")
     (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(DataError, match="is a folder; it must be a file"):
+    with pytest.raises(DataError, match="it is a folder"):
         begun(tmp_path / f"folder{suffix}")
 
 
@@ -252,3 +252,24 @@ def test_a_safetensors_file_of_every_type_is_read(tmp_path):
         state[str(dtype)] = torch.zeros(3, dtype=dtype)
     safetensors.save_file(state, tmp_path / "many.safetensors")
     assert begun(tmp_path / "many.safetensors")[1].weights == (107, 107)
+
+
+def test_a_folder_of_safetensors_is_read_and_the_class_may_wrap_its_network(tmp_path):
+    """As a Hugging Face folder: several files, and names without the wrapper's attribute."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    own = user_network(f"{__file__}:Inside", (6,), 3, {})
+    of = Architecture(own.name, inspect(own), "float32", own)
+    state = {name.removeprefix("model."): values for name, values in Inside(6, 3).state_dict().items()}
+    for number, name in enumerate(state):
+        safetensors.save_file({name: state[name]}, tmp_path / f"model-{number}.safetensors")
+    assert begun(tmp_path, of=of)[1].missing == ()
+    with pytest.raises(DataError, match="a folder without a file of .safetensors"):
+        begun(tmp_path / "..", of=of)
+
+
+def test_names_are_replaced_by_their_beginnings(tmp_path):
+    state = {name.replace("hidden1.linear", "bert.first"): values for name, values in state_of(plain()).items()}
+    torch.save(state, tmp_path / "theirs.pt")
+    assert len(begun(tmp_path / "theirs.pt")[1].missing) > 0
+    renamed = {"bert.first": "hidden1.linear"}
+    assert fit_of(tmp_path / "theirs.pt", network(), renamed).missing == ()

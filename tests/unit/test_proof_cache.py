@@ -10,7 +10,7 @@ import torch
 from small import small_run
 
 from istmpi.data.sources import open_dataset
-from istmpi.models import inspection
+from istmpi.models import large
 from istmpi.models.inspection import inspect
 from istmpi.models.user import user_network
 from istmpi.training import proof_cache
@@ -57,8 +57,8 @@ def test_it_is_what_was_found(cache, file, table):
 
 
 def test_a_plan_takes_it_where_it_fits(cache, file, monkeypatch):
-    looked, look = [], inspection.inspect
-    monkeypatch.setattr(inspection, "inspect", lambda own: looked.append(own.name) or look(own))
+    looked, look = [], large.inspect
+    monkeypatch.setattr(large, "inspect", lambda own: looked.append(own.name) or look(own))
     run, data = small_run().override({"model.name": f"{file}:Net"}), open_dataset("digits")
     tables = [planned_network(run, data).table.tree() for _ in range(2)]
     assert tables[0] == tables[1] and len(looked) == 1
