@@ -36,7 +36,7 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
-from istmpi.program.settings import dotted
+from istmpi.program.settings import dotted, in_python
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
@@ -104,7 +104,8 @@ class Distributed:
         data = Dataset(
             {"train": rows, "test": rows}, OWN, shape, 0, None, name, "program", example=inputs, network=network
         )
-        self.training = Training(self.run, self.communicator, data=data, optimizer=made)
+        with in_python():
+            self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self._round: Round | None = None
         self.summary: Summary | None = None
         """The end of the last loop over rounds; None where nothing was left to train."""
@@ -148,7 +149,9 @@ class Distributed:
             return self.training
 
         watch = watch or (Printing() if self.communicator.rank == 0 else None)
-        with recorded(run, self.communicator, begin, watch, str(resume or ""), deadline, signals) as (training, record):
+        resumed = str(resume or "")
+        with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
+            training, record = recording
             self.run = run
             if record is None:
                 return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from istmpi.config import Run
-from istmpi.errors import ConfigError, did_you_mean
+from istmpi.errors import ConfigError, IstmpiError, did_you_mean
 from istmpi.settings import types_of
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
@@ -16,6 +18,30 @@ PARTS = {
     "model": ("dtype", "scale", "init"),
 }
 """The only settings of some sections that are arguments."""
+
+
+IN_PYTHON = {
+    r"--out (\S+?):": r"folder = \1:",
+    r"--resume auto": "resume='auto'",
+    r"--resume (\S+?):": r"resume = \1:",
+    r"--method (\S+?)([ ;.,)]|$)": r'method="\1"\2',
+    r"--set (?:model|method|optimizer|train)\.(\w+)=": r"\1=",
+    r"a new --out": "a new folder",
+}
+"""Options of the command line in messages, and the arguments that a program has for them."""
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Errors that are raised within name arguments of a program in place of options."""
+    try:
+        yield
+    except IstmpiError as error:
+        text = str(error)
+        for option, argument in IN_PYTHON.items():
+            text = re.sub(option, argument, text)
+        error.args = (text,)
+        raise
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -117,12 +117,15 @@ class Streams:
 
     def __init__(self, communicator: Communicator, seed: int):
         self._communicator, self._seed = communicator, seed
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
 
     def of(self, loader: Iterable[Any], note: Callable[[str], None]) -> Stream:
         """Return a loader's stream; DataError where its data set has another length on some rank."""
-        if id(loader) not in self._streams:
+        key = id(loader)
+        if draws_at_random(loader):  # whoever makes a loader anew in each round goes on in the same data set
+            key = id(loader.dataset), loader.batch_size, loader.collate_fn
+        if key not in self._streams:
             communicator = self._communicator
             with communicator.agreed():
                 stream = Stream(loader, self._seed, communicator.rank, communicator.size, note)
@@ -135,8 +138,8 @@ class Streams:
                     )
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])
-            self._streams[id(loader)] = stream
-        return self._streams[id(loader)]
+            self._streams[key] = stream
+        return self._streams[key]
 
     def save(self, folder: Path, round: int, kept: int) -> None:
         """Save the states of loaders that have one, on this rank, and forget those of all but a few rounds."""

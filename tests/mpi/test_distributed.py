@@ -248,6 +248,26 @@ def test_data_sets_of_several_lengths_are_refused(comm, shared_tmp):
         next(iter(round.take(DataLoader(data, batch_size=2, shuffle=True))))
 
 
+def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):
+    data, seen = TensorDataset(torch.arange(60.0).view(12, 5).double()), []
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for (x,) in round.take(DataLoader(data, batch_size=1, shuffle=True)):
+            seen.append(float(x[0, 0]))
+            round.step(round.module(x, x).square().mean())
+    assert len(set(seen)) == min(6, 12 // comm.size)
+
+
+def test_errors_name_arguments_of_python(comm, shared_tmp):
+    (shared_tmp / "run").mkdir(exist_ok=True)
+    (shared_tmp / "run" / "file").touch()
+    job = distributed(comm)
+    with pytest.raises(ConfigError, match="^(rank 0: )?folder = .*: the folder is not empty"):
+        next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+    with pytest.raises(ConfigError, match='another method, as method="local-sgd"'):
+        istmpi.Distributed(torch.nn.Linear, {"in_features": 5, "out_features": 3}, comm, example=pair(6)[0])
+
+
 def test_a_loader_that_would_fork_is_refused(comm):
     with pytest.raises(ConfigError, match="num_workers = 2: processes that fork under MPI may hang"):
         Stream(DataLoader([1, 2, 3], num_workers=2), 0, 0, 1, print)
