@@ -61,9 +61,10 @@ def test_heads_and_feed_forward_units_are_dealt_out_layer_by_layer(number):
     ends = "layers.0.attention.output", "layers.0.feed_forward.down"
     assert found.blocks["layers"][0].ends == ends
     axes = {name: str(one.pattern) for name, one in found.parameters.items()}
-    queries = "heads2 queries 6" if kind["queries"] > 1 else "heads2 6"
+    length = "6" if kind["positions"] == "rotary" else "head_dim"  # rotations tell the dimensions of a head apart
+    queries = f"heads2 queries {length}" if kind["queries"] > 1 else f"heads2 {length}"
     assert axes["layers.1.attention.query.weight"] == f"(layers[1] {queries}) embed"
-    assert axes["layers.1.attention.value.weight"] == "(layers[1] heads2 6) embed"
+    assert axes["layers.1.attention.value.weight"] == f"(layers[1] heads2 {length}) embed"
     assert axes["layers.1.attention.output.weight"] == f"(layers[1] embed) ({queries})"
     assert axes["layers.2.feed_forward.down.weight"] == "(layers[2] embed) hidden3"
     assert ("outputs.weight" in axes) == (not kind["tied"])
