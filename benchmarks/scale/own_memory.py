@@ -62,7 +62,7 @@ def main():
 
     def note(stage):
         most = communicator.allgather(peak.take())
-        rows.append({"until": stage, "highest peak of a rank, MB": round(max(most)), "lowest": round(min(most))})
+        rows.append({"until": stage, "highest peak of a rank, MB": int(max(most)), "lowest": int(min(most))})
 
     def loss_of(module, batch):
         return functional.cross_entropy(module(batch[0]), batch[1])
