@@ -61,6 +61,10 @@ class MeanOverRanks:
             self._moving.put(segment)
         # everything is there: `finish` comes next, or `begin` says that it does not
 
+    def has(self, name: str) -> bool:
+        """Say whether all of a tensor was handed over."""
+        return self._communicator.size > 1 and self._complete(name)
+
     def begin(self) -> None:
         self._moving.begin()
 

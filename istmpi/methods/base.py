@@ -51,6 +51,8 @@ class Method(ABC):
     """True if gradients leave the rank, so that all of them are dense."""
     finished_within = 10.0
     """Seconds: a round that takes no longer after a request to stop is finished; another is dropped."""
+    hands_over = True
+    """True while a backward pass is the last one of its local step, so that gradients may leave as they are made."""
     restores_itself = False
     """True if the method itself takes up a checkpoint's values of this rank alone."""
 

@@ -53,15 +53,20 @@ class DataParallel(ReplicatedMethod):
         kinds = forms_of(self.spec.wire(self.job.run), {name: self.job.store.parameters[name] for name in parameters})
         mean = MeanOverRanks(nbytes, self.job.communicator, kinds)
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(lambda values, name=name: mean.add(name, values.grad))
+            parameter.register_post_accumulate_grad_hook(lambda values, name=name: self._add(name, values.grad))
         for name, layer in linear_layers(network):
-            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: mean.add(name, weight.grad, made)
+            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: self._add(name, weight.grad, made)
         return mean
+
+    def _add(self, name: str, gradient: torch.Tensor, made: int | None = None) -> None:
+        if self.hands_over:
+            self._mean.add(name, gradient, made)
 
     def before_update(self) -> None:
         for name, parameter in self.subnet.network.named_parameters():
             if parameter.grad is None:  # a network of one's own may not have used it in this step
                 parameter.grad = torch.zeros_like(parameter)
+            if not self._mean.has(name):
                 self._mean.add(name, parameter.grad)
         with self.job.clock("all-reduce"):
             self._mean.finish()

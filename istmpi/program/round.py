@@ -99,8 +99,11 @@ class Round:
         if self._parts > 1:
             self._losses.append(noted)
             loss, noted = loss / self._parts, sum(self._losses) / self._parts
+        last = not len(self._losses) % self._parts
+        self._method.hands_over = last
         (scaler.scale(loss) if scaler else loss).backward()
-        if len(self._losses) % self._parts:
+        self._method.hands_over = False
+        if not last:
             return
         if scaler:
             self._method.before_update()
@@ -137,6 +140,7 @@ class Round:
             return
         self._step, self._taken, self._averaged = method.first_step(self.number - 1) + self._local_step, False, False
         method.job.communicator.whereabouts.step(self._local_step + 1)
+        method.hands_over = False  # a loop may call backward() several times in a step
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
             self.optimizer.step = self._update

@@ -1,5 +1,6 @@
 """A user's own loop: the same bits as `istmpi train`, and a clear line for each way to use it wrongly."""
 
+import itertools
 import math
 
 import networks
@@ -396,18 +397,36 @@ def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shar
         assert [each[0] for each in rates] == pytest.approx([rate / 10 for rate in expected])
 
 
-def test_gradients_of_several_batches_add_up(comm, shared_tmp):
-    """Two halves of a batch make the step of the whole one."""
-    networks_of = []
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("method", ["ist", "data-parallel"])
+def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
+    """Two halves of a batch make the step of the whole one; by hand, too, with a backward pass for each."""
+    trained = []
     for parts in (1, 2):
-        job = istmpi.Distributed(networks.TwoTowers, {"features": 5, "hidden": 8}, comm, example=pair(6), **SETTINGS)
+        settings = SETTINGS | {"method": method}
+        job = istmpi.Distributed(networks.TwoTowers, {"features": 5, "hidden": 8}, comm, example=pair(6), **settings)
         for round in job.rounds(2, folder=shared_tmp / f"{parts}", watch=Watch(), signals=False):
-            halves = (half for step in range(100) for half in torch.randn(8, 5, generator=seeded(step)).chunk(parts))
-            for x in round.take(halves, accumulate=parts):
-                round.step(round.module(x.double(), x.double()).diagonal().square().mean())
-        networks_of.append(whole(job.training))
-    for name, values in networks_of[0].items():
-        np.testing.assert_allclose(networks_of[1][name], values, rtol=1e-10)
+            batches = (torch.randn(8, 5, generator=seeded(comm.rank + 10 * step)) for step in range(100))
+            halves = (half.double() for batch in batches for half in batch.chunk(parts))
+            if by_hand:
+                for _ in round.steps():
+                    for x in itertools.islice(halves, parts):
+                        (round.module(x, x).diagonal().square().mean() / parts).backward()
+                    round.optimizer.step()
+            else:
+                for x in round.take(halves, accumulate=parts):
+                    round.step(round.module(x, x).diagonal().square().mean())
+        trained.append(whole(job.training))
+    for name, values in trained[0].items():
+        np.testing.assert_allclose(trained[1][name], values, rtol=1e-10)
+
+
+def seeded(step):
+    return torch.Generator().manual_seed(step)
+
+
+def pair(rows):
+    return torch.randn(rows, 5), torch.randn(rows, 5)
 
 
 @pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
@@ -425,14 +444,6 @@ def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
             round.step(loss * (1e38 if overflows else 1), scaler)
             moved = any(not torch.equal(*both) for both in zip(before, round.module.parameters(), strict=True))
             assert moved != (method == "data-parallel" and step == 1)
-
-
-def seeded(step):
-    return torch.Generator().manual_seed(step)
-
-
-def pair(rows):
-    return torch.randn(rows, 5), torch.randn(rows, 5)
 
 
 # ---- used wrongly
