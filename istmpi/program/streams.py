@@ -22,9 +22,6 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.files import appearing
 from istmpi.trees import tensors_of
 
-AHEAD = 2
-"""Batches of a data set that a thread reads ahead."""
-
 
 class Rows(Split):
     """The numbers of a data set's examples, which are read elsewhere."""
@@ -69,8 +66,8 @@ class Stream:
         self._batches: Batches | None = None
         if draws_at_random(loader):
             rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
-            split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn, ahead=AHEAD)
-            self._batches = Batches(split, rows, loader.batch_size, seed, rank)
+            split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
+            self._split, self._batches = split, Batches(split, rows, loader.batch_size, seed, rank)
             if loader.num_workers:
                 note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
         elif workers := getattr(loader, "num_workers", 0):
@@ -93,10 +90,14 @@ class Stream:
         """The examples of this rank; None where they are not known."""
         return self._batches.examples if self._batches else None
 
-    def at(self, step: int, in_pass: tuple[int, int] | None = None) -> Any:
-        """Return the batch of a local step; ``in_pass``: a pass over the examples, and the batch's number in it."""
+    def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
+        """Return the batch of a local step; ``in_pass``: a pass over the examples, and the batch's number in it.
+
+        ``ahead``: batches behind it that a thread reads meanwhile.
+        """
         if self._batches is None:
             return self._next()
+        self._split.ahead = ahead
         return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
 
     def _next(self) -> Any:
