@@ -50,18 +50,14 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
         if name not in places:
             raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
-        if not places[name]:
-            raise ConfigError(f"Distributed: {name} is a setting of several sections. Write its section before it.")
         yield places[name], value
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
-    sections: dict[str, list[str]] = {}
-    for section in SECTIONS:
+    """Yield the arguments with the settings that they are; where two sections have one, the first has the bare name."""
+    for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):
-                sections.setdefault(name, []).append(section)
+                yield name, f"{section}.{name}"
                 yield f"{section}_{name}", f"{section}.{name}"
-    for name, several in sections.items():
-        yield name, f"{several[0]}.{name}" if len(several) == 1 else ""
+    yield from (("method", "method.name"), ("optimizer", "optimizer.name"))

@@ -249,6 +249,23 @@ def test_data_sets_of_several_lengths_are_refused(comm, shared_tmp):
         next(iter(round.take(DataLoader(data, batch_size=2, shuffle=True))))
 
 
+def test_it_begins_with_given_weights(comm, shared_tmp):
+    given = networks.TwoTowers(5)
+    if comm.rank == 0:
+        torch.save(given.state_dict(), shared_tmp / "weights.pt")
+    comm.barrier()
+    settings = SETTINGS | {"lr": 1e-12, "scale": "none"}
+    job = istmpi.Distributed(
+        networks.TwoTowers, {"features": 5}, comm, example=pair(6), init=str(shared_tmp / "weights.pt"), **settings
+    )
+    for round in job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for _ in round.steps():
+            round.step(round.module(*(x.double() for x in pair(4))).square().mean())
+    state = job.state_dict()
+    for name, values in given.state_dict().items() if comm.rank == 0 else ():
+        assert torch.allclose(state[name], values.double(), atol=1e-9)
+
+
 def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):
     data, seen = TensorDataset(torch.arange(60.0).view(12, 5).double()), []
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
@@ -585,7 +602,7 @@ def test_a_score_is_one_number(comm, shared_tmp):
     "settings, message",
     [
         ({"local_stepz": 3}, "unknown argument local_stepz; did you mean local_steps"),
-        ({"init": "constructor"}, "init is a setting of several sections"),
+        ({"init": 3}, "train.init = 3 must be a text"),
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, which is no torch.optim.Optimizer"),
