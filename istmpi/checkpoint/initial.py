@@ -202,6 +202,11 @@ def _matched(
             misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
         else:
             sources[name] = there
+    if frozen := [name for name in names if name in network.frozen]:
+        raise ConfigError(
+            f"train.init = {str(path)!r} has {frozen[0]}, which is frozen here: frozen parameters have the values "
+            f"that the constructor gives them. Load them there, or let them be trained."
+        )
     weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
     unused = tuple(name for name in file.shapes if name not in used)
     fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)

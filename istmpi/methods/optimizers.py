@@ -1,12 +1,12 @@
 """The local optimizers, and the per-element state that may travel with a weight."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from istmpi.code import module_of
 from istmpi.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -99,12 +99,11 @@ def _none(parameters: object) -> "torch.optim.Optimizer":
 
 
 def _of_a_class(settings) -> OptimizerSpec:
-    """Return the optimizer package.module:Class, with lr, those of the settings that are not 0, and its arguments."""
-    place, _, name = settings.name.rpartition(":")
-    try:
-        kind = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"optimizer.name = {settings.name!r} cannot be imported: {error}.") from None
+    """Return the optimizer of a class, with lr, those of the settings that are not 0, and its arguments."""
+    module, name = module_of("optimizer.name =", settings.name, "Class")
+    kind = getattr(module, name, None)
+    if kind is None:
+        raise ConfigError(f"optimizer.name = {settings.name}: there is no class {name}.")
     shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
     arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
     arguments |= settings.arguments or {}

@@ -5,7 +5,7 @@ It knows nothing of ranks, deals or MPI, and needs torch only where a module is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -70,6 +70,11 @@ class Architecture:
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
+
+    @property
+    def frozen(self) -> Collection[str]:
+        """The names of frozen parameters, once the network was built here; they have the constructor's values."""
+        return self._code.frozen if self._code else ()
 
     @property
     def has_its_source(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import prod
@@ -73,6 +73,11 @@ class UserNetwork:
     """The inputs of a batch of the user's own, perhaps trees; its outputs may then be any tree."""
     _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
     """The values of the full network's frozen parameters, once it was built."""
+
+    @property
+    def frozen(self) -> Collection[str]:
+        """The names of frozen parameters, once the full network was built."""
+        return self._frozen.keys()
 
     @property
     def kind(self) -> type[nn.Module]:

@@ -93,6 +93,14 @@ class Distributed:
             # Initial values are the constructor's, but for a network that no rank may hold.
             chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
             name = class_name(network)
+            for argument in ("name", "dtype", "scale", "init"):
+                if argument in arguments:
+                    raise ConfigError(
+                        f"{name}: its argument {argument} has the name of a setting of istmpi's, model.{argument}. "
+                        f"Rename it."
+                    )
+            if settings.get("init") and not Path(str(settings["init"])).exists():
+                raise ConfigError(f"init = {settings['init']!r}: there is no such file or folder.")
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
             self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
@@ -160,6 +168,7 @@ class Distributed:
             self._metrics = record.metrics
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
+                self._streams.begin_round()
                 self._round = Round(self, training)
                 try:
                     yield self._round
@@ -167,12 +176,15 @@ class Distributed:
                     self._note(f"left in round {self._round.number}, which is not saved. job.end() ends rounds early.")
                     raise
                 if not self._round.finished():
+                    self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
                 record.add(training.progress(self._score_of_round()))
-                if training.checkpoint_due or training.stop.reason:
+                if training.checkpoint_due or training.stop.reason or training.done:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
+            if training.done and training.architecture.batch_norms and not training.calibrated:
+                self._note("the network is saved without moments of its batch normalisations: evaluate the last round.")
             self.summary = record.end(network)
 
     def end(self) -> None:
@@ -210,24 +222,36 @@ class Distributed:
             if calibrate is not None and training.architecture.batch_norms:
                 with drawing() as draw:
                     draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
-                    batch = next(iter(calibrate))
+                    batch = self._first(calibrate)
                 full.calibrate_by(lambda: score(full.module, batch))
                 training.note_calibration()
             else:
                 self._require_calibrated()
                 full.load_moments(full.moments)
-            batches = own_batches(loader, communicator.rank, communicator.size, seed) if same_loader else loader
+            share = (communicator.rank, communicator.size) if same_loader else (0, 1)
+            batches = own_batches(loader, *share, seed)
             sums: dict[str, float] = {}
             count = 0
             with torch.no_grad():
                 for batch in batches:
                     values, rows = _values(score(full.module, batch), examples_in(batch))
                     count += rows
+                    if sums and sums.keys() != values.keys():
+                        raise ConfigError(f"the score has {[*values]} for a batch, and {[*sums]} for those before.")
                     for key, value in values.items():
                         sums[key] = sums.get(key, 0.0) + value
             full.finish()
             full.release()
             return self._mean(sums, count, name)
+
+    def _first(self, loader: Iterable[Any]) -> Any:
+        """Return this rank's first batch of a loader, or the first of all."""
+        rank, ranks, seed = self.communicator.rank, self.communicator.size, self.run.train.seed
+        batches = (next(own_batches(loader, *share, seed), None) for share in ((rank, ranks), (0, 1)))
+        batch = next((batch for batch in batches if batch is not None), None)
+        if batch is None:
+            raise ConfigError("calibrate: the loader has no batch.")
+        return batch
 
     def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
         per_rank = self.communicator.allgather((sums, count))

@@ -12,6 +12,9 @@ from istmpi.errors import ConfigError
 from istmpi.program.streams import Stream, examples_in
 from istmpi.training.loop import Training
 
+WATCHED = 2**24
+"""Bytes of a buffer up to which it is looked at whether the loop has changed it."""
+
 
 class Round:
     """A round whose local steps the user's loop takes."""
@@ -23,7 +26,6 @@ class Round:
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
         self._parts, self._losses, self._averaged = 1, [], False
-        self._guards = []
         self._advance()
 
     @property
@@ -60,6 +62,10 @@ class Round:
         Python's or NumPy's global generator does not repeat then.
         Batches are as the loader makes them. `istmpi.program.streams.Stream` says which this rank gets.
         """
+        if accumulate > 1 and self._method.spec.in_passes:
+            raise ConfigError(
+                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which takes passes."
+            )
         stream, self._parts = self._job.stream(loader), accumulate
         for _ in self.steps():
             for part in range(accumulate):
@@ -108,8 +114,7 @@ class Round:
         if not last:
             return
         if scaler:
-            self._method.before_update()
-            self._averaged = True
+            self.average_gradients()
             scaler.unscale_(self.optimizer)
             scaler.step(self.optimizer)  # skips a step whose gradients are not finite
             scaler.update()
@@ -119,9 +124,19 @@ class Round:
         self.note(noted)
         self._losses.clear()
 
-    def note(self, loss: torch.Tensor) -> None:
+    def note(self, loss: torch.Tensor | float) -> None:
         """Count the loss of a local step that is taken by hand, with round.optimizer.step()."""
-        self._method.taken(loss, 0)
+        self._method.taken(torch.as_tensor(loss), 0)
+
+    def average_gradients(self) -> None:
+        """Take the mean of the gradients over ranks, if the method does; before they are clipped by hand."""
+        if not self._averaged:
+            self._method.before_update()
+            self._averaged = True
+
+    def skip(self) -> None:
+        """Take a local step that moves no weights, as a `GradScaler` may want it."""
+        self._taken = True
 
     def finished(self) -> bool:
         """Return True if the round is done on all ranks, False if it was dropped; an error if steps are left."""
@@ -146,7 +161,13 @@ class Round:
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
             self.optimizer.step = self._update
+            self.module.train()
             self._storages = {name: values.data_ptr() for name, values in self.module.named_parameters()}
+            self._buffers = {
+                name: (values._version, values.clone())
+                for name, values in self.module.named_buffers()
+                if values.nbytes < WATCHED
+            }
             if not method.shards.route.keeps_all:
                 self._job.guard(self.module, self._require_under_way)
 
@@ -155,8 +176,9 @@ class Round:
         if self._taken:
             raise self._error(f"local step {self._local_step + 1} was taken twice; take the next batch first")
         method = self._method
-        if not self._averaged:
-            method.before_update()
+        if closure is not None:
+            raise self._error("round.optimizer.step takes no closure: compute the loss once, and call loss.backward()")
+        self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
         self._taken = True
 
@@ -169,6 +191,14 @@ class Round:
             if self._storages.get(name) != values.data_ptr():
                 raise self._error(
                     f"parameter {name} of round.module was replaced. Change its values in place, under torch.no_grad()"
+                )
+
+        for name, values in self.module.named_buffers():
+            version, before = self._buffers.get(name, (values._version, values))
+            if version != values._version and not torch.equal(before, values):
+                raise self._error(
+                    f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep such values "
+                    f"in the program, or let them be parameters"
                 )
 
     def _require_loss(self, loss: Any) -> None:

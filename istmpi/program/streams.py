@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from istmpi import rng
 from istmpi.comm import Communicator
@@ -68,6 +70,8 @@ class Stream:
             rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
             self._split, self._batches = split, Batches(split, rows, loader.batch_size, seed, rank)
+            if type(loader.sampler) is SequentialSampler:
+                note("shuffle=False: each rank draws from its own part all the same, at random.")
             if loader.num_workers:
                 note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
         elif workers := getattr(loader, "num_workers", 0):
@@ -120,6 +124,7 @@ class Streams:
         self._communicator, self._seed = communicator, seed
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
+        self._begun: list[Any] = []
 
     def of(self, loader: Iterable[Any], note: Callable[[str], None]) -> Stream:
         """Return a loader's stream; DataError where its data set has another length on some rank."""
@@ -142,11 +147,18 @@ class Streams:
             self._streams[key] = stream
         return self._streams[key]
 
-    def save(self, folder: Path, round: int, kept: int) -> None:
-        """Save the states of loaders that have one, on this rank, and forget those of all but a few rounds."""
-        if any(stream.stateful for stream in self._streams.values()):
+    def begin_round(self) -> None:
+        """Keep the states of loaders that have one, for a round that is dropped."""
+        self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
+
+    def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
+        """Save the states of loaders that have one, on this rank, and forget those of all but a few rounds.
+
+        ``dropped``: those from before the round under way.
+        """
+        states = self._begun if dropped else [stream.state for stream in self._streams.values()]
+        if any(state is not None for state in states):
             folder.mkdir(parents=True, exist_ok=True)
-            states = [stream.state for stream in self._streams.values()]
             with appearing(folder / f"{round}-{self._communicator.rank}.pt") as file:
                 torch.save(states, file)
             files = sorted(
@@ -159,18 +171,25 @@ class Streams:
         """Take the states that this rank saved after a round, if it did."""
         path = folder / f"{round}-{self._communicator.rank}.pt"
         if path.is_file():
-            self._states = torch.load(path, weights_only=True)
+            try:
+                self._states = torch.load(path, weights_only=True)
+            except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+                raise DataError(
+                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): they may hold tensors, "
+                    f"numbers, texts, lists and dicts. Remove the file to begin the loaders anew."
+                ) from None
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Say whether a loader draws the examples of a map-style data set at random, in batches of one size."""
+    """Say whether a loader takes all examples of a map-style data set, in batches of one size.
+
+    One that does not shuffle would give all ranks the same batches.
+    """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_size:
         return False
     sampler = loader.sampler
-    shuffled = isinstance(sampler, DistributedSampler) and sampler.shuffle
-    return shuffled or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)
-    )
+    whole = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)
+    return whole or isinstance(sampler, DistributedSampler | SequentialSampler)
 
 
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
@@ -184,8 +203,13 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
         with drawing() as draw:
             draw(rng.key(seed, "order"))
             batches = list(loader.batch_sampler)
+        if isinstance(loader.sampler, DistributedSampler):  # it has a part of them
+            rows = np.arange(len(loader.dataset))
+            batches = np.split(rows, range(loader.batch_size, len(rows), loader.batch_size))
         for number, rows in enumerate(batches[rank::ranks]):
             yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
+    elif getattr(loader, "num_workers", 0):
+        raise ConfigError("the loader has num_workers: processes that fork under MPI may hang. Give num_workers=0.")
     else:
         yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
 

@@ -109,7 +109,7 @@ class Progress:
             "examples": self.examples,
             "seconds": self.seconds,
             "bytes": self.bytes,
-            "loss": self.loss,
+            "loss": None if isnan(self.loss) else self.loss,
             "learning_rate": self.learning_rate,
             "ranks": self.ranks,
             "score_name": self.score_name,

@@ -12,6 +12,7 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.names import class_of
+from istmpi.tasks import OWN
 
 MAY_CHANGE = (
     "data.source",
@@ -60,7 +61,7 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
         text = f"{setting} = {saved} there, {current} here"
         if setting in MAY_CHANGE or (setting == "model.name" and _moved(checkpoint, here.architecture)):
             changed.append(text)
-        elif not setting.startswith(WITHOUT_EFFECT):
+        elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
             refused.append(text)
     for fact, saved in asdict(header.data).items():
         current = getattr(here.data, fact)

@@ -92,7 +92,7 @@ def recorded(
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
             recall_scores(training, folder, note)
-        began = begun_with(training) if training.run.train.init and not start else ()
+        began = begun_with(training) if training.run.train.init and not start and not training.rounds_done else ()
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")

@@ -10,7 +10,7 @@ import torch
 from own_runs import FILE
 from small import assert_same_bits, own_run, whole
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import istmpi
 from istmpi.comm import stopping
@@ -189,12 +189,12 @@ def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm, shared_tmp):
 
 def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     notes = []
-    loader = DataLoader(Digits(), batch_size=1000)
+    loader = list(DataLoader(Digits(), batch_size=1000))
     stream = Stream(loader, 5, comm.rank, comm.size, notes.append)
     first, *_ = (stream.at(step)[1] for step in range(2))
     assert torch.equal(stream.at(2)[1], first)
     assert notes == [
-        "DataLoader is taken in its own order: a resumed run begins it anew, and does not repeat the uninterrupted "
+        "list is taken in its own order: a resumed run begins it anew, and does not repeat the uninterrupted "
         "one. With a DataLoader of a map-style data set and shuffle=True it would."
     ]
     with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
@@ -266,6 +266,42 @@ def test_it_begins_with_given_weights(comm, shared_tmp):
         assert torch.allclose(state[name], values.double(), atol=1e-9)
 
 
+def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp):
+    """Not from the weights that the first one began with."""
+    if comm.rank == 0:
+        torch.save(networks.TwoTowers(5).state_dict(), shared_tmp / "weights.pt")
+    comm.barrier()
+    settings = SETTINGS | {"init": str(shared_tmp / "weights.pt"), "lr": 0.01}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **settings)
+    seen = []
+    for rounds in (1, 2):
+        for round in job.rounds(rounds, folder=shared_tmp / f"{rounds}", watch=Watch(), signals=False):
+            seen.append(round.module.state_dict()["tower.0.bias"].sum().item() if comm.size == 1 else round.number)
+            for _ in round.steps():
+                round.step(round.module(*(x.double() for x in pair(4))).square().mean())
+    assert len(set(seen)) == 2
+
+
+def test_frozen_parameters_are_the_constructors_alone(comm, shared_tmp):
+    if comm.rank == 0:
+        torch.save({"trunk.weight": torch.zeros(4, 5), "last.weight": torch.zeros(1, 8)}, shared_tmp / "weights.pt")
+    comm.barrier()
+    job = istmpi.Distributed(
+        networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), init=str(shared_tmp / "weights.pt"), **SETTINGS
+    )
+    with pytest.raises(ConfigError, match="has trunk.weight, which is frozen here"):
+        next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+
+
+@pytest.mark.parametrize("sampler", [None, DistributedSampler])
+def test_an_evaluation_scores_each_example_once(comm, shared_tmp, sampler):
+    data = TensorDataset(torch.arange(23.0)[:, None].expand(23, 5).double())
+    how = {"sampler": sampler(data, num_replicas=comm.size, rank=comm.rank)} if sampler else {"shuffle": True}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    mean = job.evaluate(lambda module, batch: batch[0][:, 0].mean(), DataLoader(data, batch_size=4, **how))
+    assert mean == pytest.approx(11.0)
+
+
 def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):
     data, seen = TensorDataset(torch.arange(60.0).view(12, 5).double()), []
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
@@ -286,9 +322,14 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
         istmpi.Distributed(torch.nn.Linear, {"in_features": 5, "out_features": 3}, comm, example=pair(6)[0])
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+
 def test_a_loader_that_would_fork_is_refused(comm):
     with pytest.raises(ConfigError, match="num_workers = 2: processes that fork under MPI may hang"):
-        Stream(DataLoader([1, 2, 3], num_workers=2), 0, 0, 1, print)
+        Stream(DataLoader(Endless(), num_workers=2), 0, 0, 1, print)
 
 
 @pytest.mark.both
@@ -518,6 +559,11 @@ def keeps(round, batches, job):
     module(torch.zeros(2, 1, 8, 8, dtype=torch.float64))
 
 
+def with_a_closure(round, batches, job):
+    for _ in round.take(batches):
+        round.optimizer.step(lambda: 0.0)
+
+
 def evaluates(round, batches, job):
     for _ in round.take(batches):
         job.evaluate(accuracy, [])
@@ -556,6 +602,7 @@ def raises(round, batches, job):
         (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
         (detached, ConfigError, "round 1: the loss has no gradient"),
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
+        (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside of a round"),
         (ends, DataError, "the loader, list, has no batch on this rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are not known"),
@@ -565,6 +612,19 @@ def raises(round, batches, job):
 def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, kind, message):
     with pytest.raises(kind, match=message):
         wrongly(body)(comm, shared_tmp / "run")
+
+
+def test_a_buffer_that_the_loop_changes_is_refused(comm, shared_tmp):
+    job = istmpi.Distributed(networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), **SETTINGS)
+    round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+
+    def take():
+        for _ in round.steps():
+            round.step(round.module(torch.randn(4, 5).double()).mean())
+            round.module.trunk.weight.add_(1)
+
+    with pytest.raises(ConfigError, match="round 1: buffer trunk.weight of round.module was changed"):
+        take()
 
 
 @pytest.mark.ranks(min=2)
@@ -602,7 +662,7 @@ def test_a_score_is_one_number(comm, shared_tmp):
     "settings, message",
     [
         ({"local_stepz": 3}, "unknown argument local_stepz; did you mean local_steps"),
-        ({"init": 3}, "train.init = 3 must be a text"),
+        ({"init": "absent"}, "init = 'absent': there is no such file or folder"),
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, which is no torch.optim.Optimizer"),

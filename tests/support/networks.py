@@ -78,6 +78,18 @@ class ReadsWeights(nn.Module):
         return self.trunk(x) + self.up(self.down(x))
 
 
+class FrozenTrunk(nn.Module):
+    """A layer that is not trained, in front of two that are."""
+
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.trunk = nn.Linear(5, 4).requires_grad_(False)
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x):
+        return self.last(self.first(self.trunk(x)).relu())
+
+
 class Rows(Attention):
     """The same on the rows of images."""
 
