@@ -95,7 +95,7 @@ def _end(everyone: Communicator) -> None:
         backoff.wait_unless(False)
     for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
         print(message, file=sys.stderr)
-    if _exit_code > 1:  # Python itself ends with 1 after any exception
+    if _message and _exit_code > 1:  # Python itself ends with 1 after any exception
         sys.stdout.flush()
         sys.stderr.flush()
         mpi.if_up().Finalize()
