@@ -19,7 +19,7 @@ import numpy as np
 from istmpi.engine.axes import Axis, Parameter, Positions
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Layout(Protocol):
@@ -100,18 +100,6 @@ class Replicated:
 
     def alike(self, names: frozenset[str]) -> bool:
         return True
-
-
-def part_of(whole: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
-    """Return a copy of the part of a whole parameter that ``rank`` has in a layout."""
-    return whole[_index(layout, parameter, rank)].contiguous()
-
-
-def in_whole(part: torch.Tensor, layout: Layout, parameter: Parameter, rank: int) -> torch.Tensor:
-    """Return a whole parameter with the part that ``rank`` has in a layout, and zeros elsewhere."""
-    whole = part.new_zeros(parameter.pattern.shape(layout.lengths))
-    whole[_index(layout, parameter, rank)] = part
-    return whole
 
 
 def _index(layout: Layout, parameter: Parameter, rank: int) -> tuple[np.ndarray, ...]:

@@ -6,7 +6,7 @@ Parameters whose shapes do not depend on the size are carried, with their optimi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.comm import Communicator
@@ -58,18 +58,6 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
         sizes[side] = Size(side, network, images, batches)
     return sizes
-
-
-def shared_out(run: Run, sizes: Mapping[int, Size], communicator: Communicator) -> dict[int, Size]:
-    """Return the sizes with the batches of these ranks. Collective; DataError on every rank where one gets none."""
-    with communicator.agreed():
-        rank, ranks, settings = communicator.rank, communicator.size, run.data
-        labels = _labels(run, next(iter(sizes.values())).dataset)
-        rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
-    return {
-        side: replace(size, batches=Batches(size.dataset.train, rows, run.train.batch, run.train.seed, rank))
-        for side, size in sizes.items()
-    }
 
 
 def _labels(run: Run, data: Dataset) -> Sized:
