@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from istmpi.engine.axes import Axis, Parameter, Positions
 
 if TYPE_CHECKING:
@@ -100,11 +98,6 @@ class Replicated:
 
     def alike(self, names: frozenset[str]) -> bool:
         return True
-
-
-def _index(layout: Layout, parameter: Parameter, rank: int) -> tuple[np.ndarray, ...]:
-    axes = enumerate(parameter.pattern.axes)
-    return np.ix_(*(np.asarray(layout.positions(axis, place, rank), dtype=np.int64) for place, axis in axes))
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
