@@ -345,9 +345,9 @@ class Distributed:
                 f"calls of the job in the same order: take them out of `if rank == 0`."
             )
 
-    def stream(self, loader: Iterable[Any]) -> Stream:
+    def stream(self, loader: Iterable[Any], local: bool) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""
-        return self._streams.of(loader, self._note)
+        return self._streams.of(loader, self._note, local)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""

@@ -55,18 +55,18 @@ class Round:
         """The number of local steps that this rank takes in the round."""
         return self._method.steps(self.number - 1)
 
-    def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0) -> Iterator[Any]:
+    def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False) -> Iterator[Any]:
         """Yield the loader's next batch for each local step; or so many batches, of which `step` adds up gradients.
 
         ``ahead``: batches of a map-style data set that a thread reads during a step. What the loop itself draws from
-        Python's or NumPy's global generator does not repeat then.
+        Python's or NumPy's global generator does not repeat then. ``local``: each rank has a data set of its own.
         Batches are as the loader makes them. `istmpi.program.streams.Stream` says which this rank gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which takes passes."
             )
-        stream, self._parts = self._job.stream(loader), accumulate
+        stream, self._parts = self._job.stream(loader, local), accumulate
         for _ in self.steps():
             for part in range(accumulate):
                 batch = stream.at(self._step * accumulate + part, self._place_in_pass(stream), ahead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
@@ -61,13 +62,16 @@ class Stream:
     again at its end.
     """
 
-    def __init__(self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None]):
+    def __init__(
+        self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
+    ):
+        """``local``: the data set is this rank's alone, which draws from all of it; otherwise from its own part."""
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
-            rows = place("sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
+            rows = place("local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
             self._split, self._batches = split, Batches(split, rows, loader.batch_size, seed, rank)
             if type(loader.sampler) is SequentialSampler:
@@ -83,6 +87,15 @@ class Stream:
                 f"{type(loader).__name__} is taken in its own order: a resumed run begins it anew, and does not repeat "
                 f"the uninterrupted one. With a DataLoader of a map-style data set and shuffle=True it would."
             )
+
+    @property
+    def fingerprint(self) -> tuple[int, int] | None:
+        """The length of a map-style data set, and a checksum of some examples, 0 where they differ each time."""
+        if self._batches is None:
+            return None
+        again = _Collated(self._loader.dataset, "the loader's data set", self._loader.collate_fn)
+        checksum = self._split.labels_checksum
+        return len(self._loader.dataset), checksum if checksum == again.labels_checksum else 0
 
     @property
     def state(self) -> Any:
@@ -125,27 +138,42 @@ class Streams:
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
         self._begun: list[Any] = []
+        self._folder: Path | None = None
 
-    def of(self, loader: Iterable[Any], note: Callable[[str], None]) -> Stream:
-        """Return a loader's stream; DataError where its data set has another length on some rank."""
+    def of(self, loader: Iterable[Any], note: Callable[[str], None], local: bool = False) -> Stream:
+        """Return a loader's stream; DataError where its data set is another one on some rank and not ``local``."""
         key = id(loader)
         if draws_at_random(loader):  # whoever makes a loader anew in each round goes on in the same data set
-            key = id(loader.dataset), loader.batch_size, loader.collate_fn
+            key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
         if key not in self._streams:
             communicator = self._communicator
             with communicator.agreed():
-                stream = Stream(loader, self._seed, communicator.rank, communicator.size, note)
-            lengths = communicator.allgather(len(loader.dataset) if draws_at_random(loader) else None)
+                stream = Stream(loader, self._seed, communicator.rank, communicator.size, note, local)
+                fingerprint = stream.fingerprint
+            first = communicator.broadcast_from_root(fingerprint)
             with communicator.agreed():
-                if lengths[0] != lengths[communicator.rank]:
+                if fingerprint != first and not local:
                     raise DataError(
-                        f"the loader's data set has {lengths[communicator.rank]} examples, on rank 0 {lengths[0]}. "
-                        f"Give all ranks the same data set: each draws from its own part."
+                        "the loader's data set is another one than on rank 0. Each rank draws from its own part of one "
+                        "data set; where ranks have data of their own, write round.take(loader, local=True)."
                     )
+            self._compare(fingerprint, note)
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])
             self._streams[key] = stream
         return self._streams[key]
+
+    def _compare(self, fingerprint: tuple[int, int] | None, note: Callable[[str], None]) -> None:
+        """Note a data set that a resumed run had otherwise."""
+        if self._folder is None or fingerprint is None:
+            return
+        path = self._folder / f"data-{self._communicator.rank}.json"
+        fingerprints = json.loads(path.read_text()) if path.is_file() else {}
+        before = fingerprints.setdefault(str(len(self._streams)), list(fingerprint))
+        if before != list(fingerprint):
+            note(f"loader {len(self._streams) + 1}: its data set is another one than before resuming.")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fingerprints))
 
     def begin_round(self) -> None:
         """Keep the states of loaders that have one, for a round that is dropped."""
@@ -168,7 +196,10 @@ class Streams:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int) -> None:
-        """Take the states that this rank saved after a round, if it did."""
+        """Take the states that this rank saved after a round, if it did; fingerprints of data are in the folder, too."""
+        self._folder = folder
+        if not round:
+            (folder / f"data-{self._communicator.rank}.json").unlink(missing_ok=True)
         path = folder / f"{round}-{self._communicator.rank}.pt"
         if path.is_file():
             try:

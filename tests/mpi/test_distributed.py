@@ -241,12 +241,35 @@ def round_to(x):
 
 
 @pytest.mark.ranks(min=2)
-def test_data_sets_of_several_lengths_are_refused(comm, shared_tmp):
-    data = TensorDataset(torch.zeros(20 + comm.rank, 5))
+@pytest.mark.parametrize("more, shift", [(1, 0), (0, 1)])
+def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tmp, more, shift):
+    data = TensorDataset(torch.arange(20 + more * comm.rank)[:, None].expand(-1, 5).double() + 100 * shift * comm.rank)
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
     round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
-    with pytest.raises(DataError, match="the loader's data set has 21 examples, on rank 0 20"):
-        next(iter(round.take(DataLoader(data, batch_size=2, shuffle=True))))
+    loader, seen = DataLoader(data, batch_size=7, shuffle=True), []
+    with pytest.raises(DataError, match=r"another one than on rank 0.*write round.take\(loader, local=True\)"):
+        next(iter(round.take(loader)))
+    for (x,) in round.take(loader, local=True):
+        seen += x[:, 0].tolist()
+        round.step(round.module(x, x).square().mean() * 1e-6)
+    assert len({*seen}) == min(21, 20 + more * comm.rank)
+
+
+def test_changed_data_are_noted_when_resuming(comm, shared_tmp):
+    notes = []
+
+    class Noting(Watch):
+        def noticed(self, message):
+            notes.append(message)
+
+    for rounds, value in ((2, 0.0), (3, 1.0)):
+        data = TensorDataset(torch.full((12, 5), value).double())
+        job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Noting(), signals=False):
+            for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True)):
+                round.step(round.module(x, x).square().mean())
+    if comm.rank == 0:
+        assert notes[-1] == "loader 1: its data set is another one than before resuming."
 
 
 def test_it_begins_with_given_weights(comm, shared_tmp):
