@@ -196,7 +196,7 @@ class Streams:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int) -> None:
-        """Take the states that this rank saved after a round, if it did; fingerprints of data are in the folder, too."""
+        """Take the states that this rank saved in a folder after a round; fingerprints of data lie there, too."""
         self._folder = folder
         if not round:
             (folder / f"data-{self._communicator.rank}.json").unlink(missing_ok=True)
