@@ -86,19 +86,27 @@ def _usable(
         inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
         made = network.require_finite(*inputs)
     if made is not None:
-        _require_same_outputs(run, network, inputs, made, communicator)
+        _require_same_outputs(run, data, network, inputs, made, communicator)
     return network
 
 
 def _require_same_outputs(
-    run: Run, network: Architecture, inputs: tuple[torch.Tensor, ...], made: torch.Tensor, communicator: Communicator
+    run: Run,
+    data: Dataset,
+    network: Architecture,
+    inputs: tuple[torch.Tensor, ...],
+    made: torch.Tensor,
+    communicator: Communicator,
 ) -> None:
     """Refuse, with a ConfigError, a forward whose outputs for the same batch and weights differ on some rank.
 
     Outputs that differ between two turns of one rank, too, are random, and prove nothing.
     """
     if run.data.placement == "local":
-        inputs = communicator.broadcast_from_root(inputs)
+        if data.example is None:  # examples stay on their rank: made-up ones are the same on all
+            inputs = network.code.examples(EXAMPLES, made.dtype)
+        elif data.network is None:
+            return
         with communicator.agreed():
             made = network.require_finite(*inputs)
     first = communicator.broadcast_from_root(_some(made))
