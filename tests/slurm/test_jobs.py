@@ -58,6 +58,42 @@ def test_a_job_on_four_nodes_ends_as_mpirun_does(submit, tmp_path, undisturbed):
     assert report["machine"]["packages"]["numpy"]
 
 
+PROGRAM = """
+import torch, istmpi
+from net import Net
+
+x = torch.randn(8, 5)
+job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2)
+for round in job.rounds(5, folder="run", resume="auto"):
+    for step in round.steps():
+        round.step(round.module(x).square().mean())
+if job.communicator.rank == 0:
+    print(f"{job.communicator.size} ranks did {job.summary.last.round} rounds")
+"""
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, features, outputs, hidden=32):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+def test_a_program_of_ones_own_trains_on_four_nodes(submit, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "net.py").write_text(NET)
+    lines = ["#!/usr/bin/env bash", "#SBATCH --nodes=4", "#SBATCH --ntasks-per-node=1"]
+    job = submit("\n".join([*lines, f"cd {tmp_path}", f"exec istmpi-run {sys.executable} train.py", ""]))
+    assert job.end() == "COMPLETED", job.output
+    assert "4 ranks did 5 rounds" in job.output
+    assert (tmp_path / "run" / "network.h5").is_file()
+
+
 def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbed):
     """It stops in its very first round, so long before the end is asked for; then it is given more time."""
     out = tmp_path / "run"
