@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from istmpi import rng
+from istmpi.comm import Communicator
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.slots import Slot, weights_among
@@ -40,6 +41,12 @@ class ParameterStore:
     def full_scale(self) -> dict[str, float]:
         """Factors by which the full network multiplies the contributions of each unit group."""
         return {**self.scale, **self.fitted}
+
+    def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
+        """Return a whole tensor, of the rows of all ranks. Collective."""
+        rows, *rest = shape = self.parameters[name].pattern.shape(self.owners.lengths)
+        counts = [len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)]
+        return torch.from_numpy(communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)).view(shape)
 
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each parameter."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -137,12 +136,8 @@ class FullNetwork:
         """Give the network the stores' weights; return its batch normalisations, without moments. Collective."""
         if self._scale != self._store.full_scale:  # as well where it was not built before
             self._build()
-        owners = self._store.owners
         for name, parameter in self._gathered.items():
-            rows, *rest = shape = self._store.parameters[name].pattern.shape(owners.lengths)
-            counts = [len(owners.rows(rows, rank)) * int(np.prod(rest)) for rank in range(owners.ranks)]
-            rows_here = self._store.tensors[name].reshape(-1).numpy()
-            parameter.data = torch.from_numpy(self._communicator.allgatherv(rows_here, counts)).view(shape)
+            parameter.data = self._store.whole(name, self._communicator)
         layers = self._architecture.batch_norm_layers(self._network)
         for layer in layers.values():
             layer.moments = None

@@ -11,7 +11,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -37,8 +37,21 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 
+T = TypeVar("T")
+
+
 class Dropped(Exception):
     """A rank has stopped before its last local step of a round. Every rank raises it."""
+
+
+def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
+    """Take each local step that a round yields; return the round's value."""
+    while True:
+        try:
+            local_step = next(steps)
+        except StopIteration as end:
+            return end.value
+        take(local_step)
 
 
 class Method(ABC):
@@ -87,13 +100,7 @@ class Method(ABC):
         ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
         cases all values are those from before the round.
         """
-        steps = self.attempt(number)
-        while True:
-            try:
-                local_step = next(steps)
-            except StopIteration as end:
-                return end.value
-            self.take(number, local_step)
+        return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 
     def attempt(self, number: int) -> Generator[int, None, float | None]:
         """Run a round as `run` does; yield the number of each local step, which the caller takes."""

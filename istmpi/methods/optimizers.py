@@ -1,6 +1,7 @@
 """The local optimizers, and the per-element state that may travel with a weight."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -100,14 +101,21 @@ def _none(parameters: object) -> "torch.optim.Optimizer":
 
 def _of_a_class(settings) -> OptimizerSpec:
     """Return the optimizer of a class, with lr, those of the settings that are not 0, and its arguments."""
-    module, name = module_of("optimizer.name =", settings.name, "Class")
-    kind = getattr(module, name, None)
-    if kind is None:
-        raise ConfigError(f"optimizer.name = {settings.name}: there is no class {name}.")
     shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
     arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
     arguments |= settings.arguments or {}
-    return probed(settings.name, lambda parameters: kind(parameters, **arguments))
+    return _probed_class(settings.name, json.dumps(arguments, sort_keys=True))
+
+
+@cache
+def _probed_class(place: str, arguments: str) -> OptimizerSpec:
+    """Import and probe a class once: rounds ask for its state, too."""
+    module, name = module_of("optimizer.name =", place, "Class")
+    kind = getattr(module, name, None)
+    if kind is None:
+        raise ConfigError(f"optimizer.name = {place}: there is no class {name}.")
+    named = json.loads(arguments)
+    return probed(place, lambda parameters: kind(parameters, **named))
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:

@@ -235,10 +235,13 @@ class MethodSpec:
             momentum if settings.outer_momentum is None else settings.outer_momentum,
         )
 
+    def keeps_optimizer(self, run: Run) -> bool:
+        """Say whether the optimizer's state is kept from round to round."""
+        return self.always_carries or run.method.optimizer_state == "carry"
+
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
         """Return the optimizer state that the store keeps beside every parameter between rounds."""
-        keeps = self.always_carries or run.method.optimizer_state == "carry"
-        return optimizer_spec(run.optimizer).kept_slots() if keeps else ()
+        return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
         """Return all kinds of slots that the store keeps between rounds."""

@@ -187,7 +187,7 @@ class UserNetwork:
 
         if self.example is not None:
             (rows, *others) = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
-            first = torch.arange(count) % rows if rows and not others else slice(None)
+            first = torch.arange(count) % rows if rows and not others else ...
             return inputs_to(mapped(lambda x: x.detach()[first].clone(), self.example), "cpu", dtype)
         generator = torch.Generator().manual_seed(count)
         if self.tokens:

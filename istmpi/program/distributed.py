@@ -1,18 +1,9 @@
-"""A user's own training loop around a network that is trained on all ranks.
-
-job = istmpi.Distributed(Net, {"hidden": 1024}, example=first_inputs, method="ist", local_steps=20)
-for round in job.rounds(200, folder="runs/mine", resume="auto"):
-    for batch in round.take(loader):
-        round.step(loss_of(round.module(batch["x"]), batch["y"]))
-    if round.number % 10 == 0:
-        print(job.evaluate(score_of, test_loader))
-"""
+"""A user's own training loop around a network that is trained on all ranks (docs/own-loop.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +22,7 @@ from istmpi.data.callable.drawing import drawing
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
+from istmpi.methods import spec_of
 from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
@@ -54,10 +46,9 @@ class Distributed:
     can be dealt out. ``example``: the inputs of a batch, on which the network is tried before it is trained: a tensor,
     a tuple for ``forward(*example)``, a dict for ``forward(**example)``. ``optimizer``: the name of one
     (``optimizer.name``), or a function that returns one of a list of parameters, with ``groups`` and ``schedule`` as
-    of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where
-    the method counts passes over them (fedavg); costs are of batches like ``example``.
-    All other arguments are settings of the run: ``method="ist"``, ``local_steps=20``, ``seed=1``, ``lr=0.1``; of
-    settings with the same name in several sections, ``checkpoint_every=5``.
+    of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where the method counts passes
+    over them (fedavg); costs are of batches like ``example``. All other arguments are settings of the run:
+    ``local_steps=20``, ``seed=1``, ``lr=0.1``, ``checkpoint_every=5``.
 
     Raises, on every rank, ConfigError for a network or settings that cannot be trained.
     """
@@ -104,10 +95,11 @@ class Distributed:
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
             self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
+            if made and spec_of(self.run.method.name, "method.name =").keeps_optimizer(self.run):
+                made.spec.kept_slots()
             if self.run.model.scale == "fitted":
                 raise ConfigError("scale = 'fitted' needs the loss of a run's data. Leave it out.")
-        first, shape = next(tensors_of(inputs)), ()
-        shape = tuple(first.shape[1:])
+        shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows = Rows(examples, inputs)
         data = Dataset(
             {"train": rows, "test": rows}, OWN, shape, 0, None, name, "program", example=inputs, network=network
@@ -125,10 +117,6 @@ class Distributed:
         if made:
             with self.communicator.agreed():
                 made.require_usable(self.training.architecture.parameters)
-                if made.spec.problem and self.training.method.spec.always_carries | (
-                    self.run.method.optimizer_state == "carry"
-                ):
-                    made.spec.kept_slots()
 
     def rounds(
         self,
@@ -294,12 +282,10 @@ class Distributed:
         self._require_calibrated()
         training.method.publish()
         store = training.store
-        for name, parameter in training.architecture.parameters.items():
-            rows, *rest = shape = parameter.pattern.shape(store.owners.lengths)
-            counts = [len(store.owners.rows(rows, rank)) * prod(rest) for rank in range(store.owners.ranks)]
-            whole = self.communicator.allgatherv(store.tensors[name].reshape(-1).numpy(), counts)
+        for name in training.architecture.parameters:
+            whole = store.whole(name, self.communicator)
             if self.communicator.rank == 0:
-                values[name] = whole.reshape(shape)
+                values[name] = whole.numpy()
         with self.communicator.agreed():
             if self.communicator.rank:
                 return None

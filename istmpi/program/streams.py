@@ -40,7 +40,7 @@ class Rows(Split):
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        raise NotImplementedError
+        raise ConfigError(f"data.validation = {fraction}: a program holds examples out by itself. Leave it out.")
 
     @property
     def features_checksum(self) -> int:
@@ -52,6 +52,10 @@ class _Collated(OwnSplit):
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         return Batch((), self.collated(indices, key), len(indices))
+
+    @staticmethod
+    def of(loader: DataLoader) -> _Collated:
+        return _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
 
 
 class Stream:
@@ -72,17 +76,15 @@ class Stream:
         self._batches: Batches | None = None
         if draws_at_random(loader):
             rows = place("local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
-            split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
-            self._split, self._batches = split, Batches(split, rows, loader.batch_size, seed, rank)
+            self._split = _Collated.of(loader)
+            self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
             if type(loader.sampler) is SequentialSampler:
                 note("shuffle=False: each rank draws from its own part all the same, at random.")
             if loader.num_workers:
                 note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
-        elif workers := getattr(loader, "num_workers", 0):
-            raise ConfigError(
-                f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give num_workers=0."
-            )
-        elif not self.stateful:
+            return
+        _require_no_workers(loader)
+        if not self.stateful:
             note(
                 f"{type(loader).__name__} is taken in its own order: a resumed run begins it anew, and does not repeat "
                 f"the uninterrupted one. With a DataLoader of a map-style data set and shuffle=True it would."
@@ -93,7 +95,7 @@ class Stream:
         """The length of a map-style data set, and a checksum of some examples, 0 where they differ each time."""
         if self._batches is None:
             return None
-        again = _Collated(self._loader.dataset, "the loader's data set", self._loader.collate_fn)
+        again = _Collated.of(self._loader)
         checksum = self._split.labels_checksum
         return len(self._loader.dataset), checksum if checksum == again.labels_checksum else 0
 
@@ -211,12 +213,23 @@ class Streams:
                 ) from None
 
 
+def _is_map_style(loader: Iterable[Any]) -> bool:
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def _require_no_workers(loader: Iterable[Any]) -> None:
+    if workers := getattr(loader, "num_workers", 0):
+        raise ConfigError(
+            f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give num_workers=0."
+        )
+
+
 def draws_at_random(loader: Iterable[Any]) -> bool:
     """Say whether a loader takes all examples of a map-style data set, in batches of one size.
 
     One that does not shuffle would give all ranks the same batches.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_size:
+    if not _is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
     whole = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)
@@ -228,9 +241,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
 
     Random numbers that a `DataLoader` of a map-style data set draws are the same every time, and on all ranks.
     """
-    plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler
-    if plain:
-        split = _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
+    if _is_map_style(loader) and loader.batch_sampler:
+        split = _Collated.of(loader)
         with drawing() as draw:
             draw(rng.key(seed, "order"))
             batches = list(loader.batch_sampler)
@@ -239,9 +251,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
             batches = np.split(rows, range(loader.batch_size, len(rows), loader.batch_size))
         for number, rows in enumerate(batches[rank::ranks]):
             yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
-    elif getattr(loader, "num_workers", 0):
-        raise ConfigError("the loader has num_workers: processes that fork under MPI may hang. Give num_workers=0.")
     else:
+        _require_no_workers(loader)
         yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
 
 

@@ -20,6 +20,7 @@ from istmpi.checkpoint.state import (
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import staying
+from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
 from istmpi.training.resuming import Present, changes_since
@@ -92,13 +93,8 @@ class Training(Prepared):
         return True
 
     def _run_round(self) -> bool:
-        number, steps = self.rounds_done, self.attempt()
-        while True:
-            try:
-                local_step = next(steps)
-            except StopIteration as end:
-                return end.value
-            self.method.take(number, local_step)
+        number = self.rounds_done
+        return driven(self.attempt(), lambda local_step: self.method.take(number, local_step))
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         """Return the state of the run after the last round."""

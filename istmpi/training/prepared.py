@@ -71,13 +71,7 @@ class Prepared:
         self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
-            self._sides = sides_of(run, data)
-            phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
-            self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
-            for size in self.sizes.values():
-                require_fitting(run.train.exit_weights, size.architecture.exits, run.model.name)
-                for phase, _ in phases:
-                    self._check(phase, size)
+            self._plan(data)
         self.hosts = communicator.hosts()
         with communicator.on_this_host() as local:
             with communicator.agreed():
@@ -110,14 +104,21 @@ class Prepared:
         """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
         self.stop, self.told_to_end = stop, False
         with self.communicator.agreed():
-            self.run = run = run.with_implied()
-            self._sides = sides_of(run, self.dataset)
-            self.phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases() if rounds]
-            for phase, _ in self.phases:
-                self._check(phase, self.size)
+            self.run = run.with_implied()
+            self._plan(self.dataset)
         self.method.publish()
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
         self.method = self._next_method(restored=tensors)
+
+    def _plan(self, data: Dataset) -> None:
+        """Lay out the run's rounds; ConfigError where a method or a size of images cannot be trained."""
+        run, self._sides = self.run, sides_of(self.run, data)
+        phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+        self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
+        for size in self.sizes.values():
+            require_fitting(run.train.exit_weights, size.architecture.exits, run.model.name)
+            for phase, _ in phases:
+                self._check(phase, size)
 
     @property
     def calibrated(self) -> bool:

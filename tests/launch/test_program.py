@@ -2,6 +2,8 @@
 
 import sys
 
+from own_program import NET
+
 PROGRAM = """
 import sys, torch, istmpi
 from net import Net
@@ -15,18 +17,6 @@ for round in job.rounds(200, folder="run", resume="auto"):
         round.step(round.module(x).square().mean())
     if round.number == 3 and sys.argv[2] == "stop" and job.communicator.rank == 0:
         open("run/STOP", "w").close()
-"""
-NET = """
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, features, outputs, hidden=32):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    def forward(self, x):
-        return self.layers(x)
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_program import NET
 from slurm_cluster import RUN, rounds, weights
 
 ROOT = Path(__file__).parents[2]
@@ -69,18 +70,6 @@ for round in job.rounds(5, folder="run", resume="auto"):
         round.step(round.module(x).square().mean())
 if job.communicator.rank == 0:
     print(f"{job.communicator.size} ranks did {job.summary.last.round} rounds")
-"""
-NET = """
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, features, outputs, hidden=32):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    def forward(self, x):
-        return self.layers(x)
 """
 
 
