@@ -300,3 +300,14 @@ def test_a_finish_that_cannot_be_is_refused(comm, finish, message):
     with pytest.raises(ConfigError) as refused:
         Training(small_run(method__finish=finish), comm)
     assert message in str(refused.value)
+
+
+def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):
+    file = shared_tmp / "mine.py"
+    if comm.rank == 0:
+        file.write_text("import torch\n\n\nclass Mine(torch.optim.RMSprop):\n    pass\n")
+    comm.barrier()
+    settings = {"optimizer__arguments": {"alpha": 0.9}, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
+    runs = [trained(comm, optimizer__name=name, **settings)[0] for name in ("torch.optim:RMSprop", f"{file}:Mine")]
+    assert_same_bits(*map(whole, runs))
+    assert "hidden1.linear.weight/square_avg" in map(str, runs[0].store.tensors)
