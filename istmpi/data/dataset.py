@@ -22,14 +22,12 @@ from istmpi.tasks import TASKS, Task
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
-NAMES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val")}
-"""The names of splits in arrays, masks and files of tables."""
 WORDS = {
-    "train": (*NAMES["train"], "training", "trn"),
-    "test": (*NAMES["test"], "testing", "tst"),
-    "validation": (*NAMES["validation"], "dev"),
+    "train": ("train", "training", "trn"),
+    "test": ("test", "testing", "tst"),
+    "validation": ("validation", "valid", "val", "dev"),
 }
-"""The names of splits in folders, and as words in the names of other files."""
+"""The names of splits: of folders and files, or words in these, and of arrays."""
 _CONVENTIONS = {
     "counted_from": "its features were counted from {}, but from {}",
     "type": "its features are {}, but {}",
@@ -135,8 +133,9 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     return f"feature {number} is {here}, but {there}"
 
 
-def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
-    """Raise DataError for features x [b, features] that are not finite in float32; ``first`` numbers these examples."""
+def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
+    """Raise DataError for features x [b, features] that are not finite in float32; rows are named ``what``, numbered
+    from ``first`` on."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -144,7 +143,7 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
     if not finite.all():
         row, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: {split} example {first + row} has {x[row, feature]} as feature {feature}; every feature must "
+            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; every feature must "
             "be finite, as a float32 is up to 3.4e38. Remove, fill or scale such examples first."
         )
 

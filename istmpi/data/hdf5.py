@@ -5,7 +5,7 @@
     /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
-The other datasets are described in file.py of each kind: istmpi/data/dense, text, sparse, graph. Every dataset is
+The other datasets are described in dense/file.py and in split.py of text, sparse and graph. Every dataset is
 contiguous and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves the
 rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but `MAPPED` is
 checked when the file is opened, a block of these when one of its rows is read for the first time. Files of version 1
@@ -16,19 +16,18 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.dense.file import open_examples
-from istmpi.data.graph.file import open_graph
+from istmpi.data.graph.split import open_graph
 from istmpi.data.guard import FirstRead, letting_go
-from istmpi.data.sparse.file import open_rows
-from istmpi.data.text.file import open_text
+from istmpi.data.sparse.split import open_rows
+from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
 from istmpi.foreign import reason
@@ -51,7 +50,9 @@ from istmpi.hdf5 import (
 from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
-OPEN: dict[str, Callable[["PreparedFile"], Dataset]] = {
+Opened = tuple[dict[str, Split], dict[str, Any]]
+"""The splits of a data set, and the facts of its kind."""
+OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "numbers": open_examples,
     "text": open_text,
     "sparse rows": open_rows,
@@ -128,11 +129,15 @@ class PreparedFile:
         task = self.text("task")
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
-        dataset = replace(OPEN[TASKS[task].inputs](self), reading=self._conventions())
+        splits, facts = OPEN[TASKS[task].inputs](self)
+        facts |= {"outputs": self.outputs, "classes": self.names("classes"), "reading": self._conventions()}
+        facts |= {"source": self.text("source"), "kind": self.text("kind")}
+        if "shape" not in facts:
+            facts["shape"] = self.shape
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")
-        return dataset
+        return Dataset(splits, task, **facts)
 
     def _conventions(self) -> dict[str, Any]:
         dataset = dataset_at(self._file, READING)
@@ -141,11 +146,6 @@ class PreparedFile:
     @property
     def splits(self) -> list[str]:
         return [name for name in SPLITS if name != "validation" or self._file.id.links.exists(name.encode())]
-
-    def guard(self, name: str, x: np.memmap) -> Callable[..., None] | None:
-        """Return a function for the rows of a dataset before they are read; None where there is no need."""
-        expected = expected_checksums(self._file, name)
-        return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -169,6 +169,11 @@ class PreparedFile:
         if problem := misplaced(dataset, self._size):
             raise self.error(f"has {name}, which {problem}; prepare or copy it again")
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
+
+    def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
+        """Return a mapped dataset, and a function that learns of its rows before they are read, where there is need."""
+        x, expected = self.mapped(name), expected_checksums(self._file, name)
+        return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     def attribute(self, name: str, *default: object) -> object:
         if name not in self._file.attrs and not default:

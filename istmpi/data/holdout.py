@@ -1,9 +1,11 @@
 """The test split of data that come without one, and the validation split that a run asks for."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from istmpi import rng
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 
 ONE_IN = 5
 ONE_IN_FIVE = "one in five for testing, drawn"
@@ -21,6 +23,20 @@ def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
     mask = np.zeros(count, dtype=bool)
     mask[order[::ONE_IN]] = count > 1
     return mask
+
+
+def with_test(
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return x and y of each split; of those under the name ``""`` one in five is a test example."""
+    if "" in splits:
+        x, y = splits[""]
+        test = held_out(len(y), y if by_class else None)
+        splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in splits.items():
+        if not len(y):
+            raise DataError(f"{source} has no {split} examples; it needs at least one.")
+    return dict(splits)
 
 
 def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

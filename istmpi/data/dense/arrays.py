@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dataset import NAMES, SPLITS
+from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes, first_of
-from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 
 def array_names(what: str, split: str) -> list[str]:
-    return [name for part in NAMES[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+    return [name for part in WORDS[split] for name in (f"{what}_{part}", f"{part}_{what}")]
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
@@ -148,14 +148,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
             f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) would be "
             f"read alike. Save all splits as one type, on one scale."
         )
-    if "" in pairs:
-        x, y = pairs[""]
-        test = held_out(len(y))
-        pairs = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    for split, (_, y) in pairs.items():
-        if len(y) == 0:
-            raise DataError(f"{source} has no {split} examples; it needs at least one.")
-    return pairs, {name for pair in names.values() for name in pair}
+    return with_test(pairs, source), {name for pair in names.values() for name in pair}
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:

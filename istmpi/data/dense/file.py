@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from istmpi.data.dataset import Dataset, require_finite
+from istmpi.data.dataset import require_finite
 from istmpi.data.images.split import examples_of
 from istmpi.data.moments import Moments, Normalisation
 from istmpi.data.offsets import OFFSETS, Extent
@@ -27,7 +27,7 @@ from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
-    from istmpi.data.hdf5 import PreparedFile
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
 BLOCK = 2**20
@@ -61,7 +61,7 @@ def material_of(
         counts[split] = len(y)
         for start in range(0, len(y), step):
             rows = np.asarray(x[start : start + step]).reshape(-1, features)
-            require_finite(rows, split, source, start)
+            require_finite(rows, f"{split} example", source, start)
             if split == "train":
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
@@ -81,7 +81,7 @@ def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
 
 
-def open_examples(file: PreparedFile) -> Dataset:
+def open_examples(file: PreparedFile) -> Opened:
     shape, kind = file.shape, file.text("kind")
     mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
     offset, target_offset = (
@@ -89,8 +89,7 @@ def open_examples(file: PreparedFile) -> Dataset:
     )
     normalisation, splits = Normalisation(mean, std, offset), {}
     for split in file.splits:
-        x, y = file.mapped(f"{split}/x"), file.mapped(f"{split}/y")
-        splits[split] = examples_of(kind, shape, x, y, normalisation, file.guard(f"{split}/x", x))
-    facts = file.text("task"), shape, file.outputs, file.names("classes"), file.text("source"), kind, mean, std
-    more = {"output_names": file.names("outputs"), "offset": offset, "target_offset": target_offset}
-    return Dataset(splits, *facts, **more)
+        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
+        splits[split] = examples_of(kind, shape, x, y, normalisation, guard)
+    facts = {"output_names": file.names("outputs"), "target_offset": target_offset}
+    return splits, normalisation._asdict() | facts

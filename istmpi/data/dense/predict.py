@@ -80,7 +80,7 @@ def read_inputs(
     else:
         raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
     for names, x in blocks:
-        require_finite(x, "input", source, count)
+        require_finite(x, "input example", source, count)
         count += len(x)
         yield (range(count - len(x), count) if names is None else names), x
     if count == 0:

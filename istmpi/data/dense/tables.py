@@ -4,13 +4,13 @@ from collections import Counter
 
 import numpy as np
 
-from istmpi.data.dataset import NAMES, SPLITS
+from istmpi.data.dataset import SPLITS
 from istmpi.data.dense.delimited import Table, character_of, read_table, require_exact
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
+from istmpi.data.files.decoder import Decoder, split_of
 from istmpi.data.files.notes import Notes
-from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
@@ -60,12 +60,7 @@ def read(
     if "" in splits:
         of_class = " of each class" * (task == CLASSIFICATION)
         decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
-        x, y = splits[""]
-        test = held_out(len(y), y if classes is not None else None)
-        splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    for split, (_, y) in splits.items():
-        if not len(y):
-            raise DataError(f"{archive.path} has no {split} examples; it needs at least one.")
+    splits = with_test(splits, source, by_class=classes is not None)
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
     dtype, groups = np.dtype(np.float32), first.x.shape[1]
     return material_of("csv", archive.source, task, splits, classes, dtype, groups, output_names=named)
@@ -76,8 +71,7 @@ def _find(archive: Archive) -> dict[str, str]:
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
     by_split: dict[str, list[str]] = {}
     for name in names:
-        stem = name.rpartition("/")[2].partition(".")[0].lower()
-        by_split.setdefault(next((split for split in SPLITS if stem in NAMES[split]), ""), []).append(name)
+        by_split.setdefault(split_of(name.rpartition("/")[2].partition(".")[0]), []).append(name)
     if len(names) == 1:
         return {"": names[0]}
     if not {"train", "test"} <= by_split.keys():

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from istmpi.data.dataset import NAMES
+from istmpi.data.dataset import WORDS
 from istmpi.data.dense.arrays import load_arrays
 from istmpi.data.files.archive import Archive
 from istmpi.data.graph.planetoid import RawGraph, csr_of, dense_of, planetoid_name, read_planetoid
@@ -26,7 +26,7 @@ EDGES = ("edge_index", "edge")
 FEATURES = ("x", "node_feat", "attr_matrix")
 LABELS = ("labels", "y", "node_label")
 TABLES = (".csv", ".csv.gz")
-_SPLITS = tuple(name for names in NAMES.values() for name in names)
+_SPLITS = tuple(name for names in WORDS.values() for name in names)
 _Arrays = Mapping[str, np.ndarray]
 
 
@@ -100,7 +100,7 @@ def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarray]:
     nodes = {}
-    for split, names in NAMES.items():
+    for split, names in WORDS.items():
         for key in (f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")):
             if key in arrays:
                 nodes[split] = _nodes(np.asarray(arrays[key]), key, count, source)

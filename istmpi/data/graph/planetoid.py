@@ -18,7 +18,6 @@ import numpy as np
 
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.pickles import PickleError, read_pickle
-from istmpi.data.sparse.split import is_csr
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 
@@ -52,10 +51,12 @@ def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarr
             f"{where}: {name}indptr, _indices and _shape must be lists of whole numbers, the last of two, and "
             f"{name}data one of numbers. Save them again."
         )
-    shape, columns = (int(lengths[0]), int(lengths[1])), columns.astype(np.int64)
-    if not is_csr(offsets, columns, values, shape) or not 0 <= columns.min(initial=0) <= columns.max(initial=0):
+    shape, columns, offsets = (int(lengths[0]), int(lengths[1])), columns.astype(np.int64), offsets.astype(np.int64)
+    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+    fits = rises and offsets[-1] == len(columns) == len(values) and all(0 < length < 2**31 for length in shape)
+    if not fits or columns.min(initial=0) < 0:
         raise DataError(f"{where}: {name}indptr, _indices and _shape do not fit together. Save them again.")
-    return np.repeat(np.arange(shape[0]), np.diff(offsets.astype(np.int64))), columns, values, shape
+    return np.repeat(np.arange(shape[0]), np.diff(offsets)), columns, values, shape
 
 
 def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:

@@ -7,14 +7,14 @@ then its target hears from its source alone. Weights of edges are left out, but 
 
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from istmpi.data.dataset import SPLITS
+from istmpi.data.dataset import SPLITS, require_finite
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.graph.arrays import read_raw
-from istmpi.data.graph.file import material_of
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
@@ -24,7 +24,9 @@ from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
+from istmpi.hdf5 import names_array
 from istmpi.optional import optional
+from istmpi.tasks import NODE_CLASSES, NODE_LABELS
 
 NORMALISATIONS = ("rows", "columns", "none")
 _STEP = 2**22
@@ -98,14 +100,8 @@ def adjacency(
 
 
 def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        rows = x.astype(np.float32)
-    if not (finite := np.isfinite(rows)).all():
-        node, feature = np.argwhere(~finite)[0]
-        raise DataError(
-            f"{source}: node {node} has {x[node, feature]} as feature {feature}; every feature must be finite, as a "
-            "float32 is. Remove, fill or scale such features first."
-        )
+    require_finite(x, "node", source)
+    rows = x.astype(np.float32)
     extent = Extent(x.shape[1])
     extent.add(x)
     extent.require_apart("feature", source)
@@ -187,3 +183,29 @@ def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tupl
     _, parts = metis.part_graph(clusters, adjacent)
     _, parts = np.unique(np.asarray(parts), return_inverse=True)
     return parts.astype(np.int32).reshape(-1), float((parts[rows] != parts[edges]).mean())
+
+
+def material_of(
+    source: str,
+    outputs: int,
+    classes: tuple[str, ...] | None,
+    nodes: Mapping[str, np.ndarray],
+    graph: Graph,
+    facts: Mapping[str, Any] | None = None,
+) -> Material:
+    """Return a graph on its way into a file, with the nodes of each split."""
+    arrays = {"x": (graph.x, "<f4"), "indptr": (graph.neighbours.offsets, "<i8")}
+    arrays |= {"indices": (graph.neighbours.arrays[0], "<i4")}
+    arrays |= {"labels": (graph.labels, "u1" if classes is None else "<i8")}
+    if graph.clusters is not None:
+        arrays["clusters"] = graph.clusters, "<i4"
+    arrays |= {f"{split}/nodes": (members, "<i8") for split, members in nodes.items()}
+    datasets = {path: np.ascontiguousarray(*array) for path, array in arrays.items()}
+    if classes is not None:
+        datasets["classes"] = names_array(classes)
+    clusters, shape = 0 if graph.clusters is None else len(graph.members), graph.x.shape[1:]
+    attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
+    counts = {split: len(members) for split, members in nodes.items()}
+    task = NODE_LABELS if classes is None else NODE_CLASSES
+    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, datasets
+    return Material(*of_graph, facts=facts or {})

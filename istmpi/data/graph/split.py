@@ -1,7 +1,18 @@
 """A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
 
 An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
-(`data.graph`). Scores are always of the whole graph.
+(`data.graph`). Scores are always of the whole graph. In a prepared file it is
+
+    /                       attributes as of other data, task node-classes or node-labels, shape (features), outputs;
+                            train, test[, validation] (nodes to learn from or to be scored on), nodes, edges (numbers
+                            of /indices), clusters (0: it was not cut)
+    /classes                names, UTF-8; absent where a node has several labels
+    /x                      (nodes, features) float32
+    /indptr                 (nodes + 1) int64: node i hears from the nodes indptr[i] to indptr[i + 1] of indices
+    /indices                (edges) int32, ascending for each node, without the node itself
+    /labels                 (nodes) int64, -1 where unknown, or (nodes, outputs) uint8
+    /clusters               (nodes) int32: the number of each node's cluster; absent where the graph was not cut
+    /SPLIT/nodes            (SPLIT) int64, ascending
 """
 
 from __future__ import annotations
@@ -10,6 +21,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +32,9 @@ from istmpi.data.holdout import divided
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import ConfigError
 from istmpi.tasks import OFF, TASKS
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 FANOUT = (10, 10, 10)
 """The default numbers of neighbours that are sampled around each node, hop by hop."""
@@ -225,3 +240,10 @@ def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "sh
         )
     train = replace(data.train, how=how, fanout=tuple(fanout))
     return replace(data, splits={**data.splits, "train": train})
+
+
+def open_graph(file: PreparedFile) -> Opened:
+    (x, *guards), (indices, *others), indptr = file.guarded("x"), file.guarded("indices"), file.mapped("indptr")
+    labels, clusters = file.mapped("labels").view(np.ndarray), file.mapped("clusters") if file.has("clusters") else None
+    graph = Graph(x, Ragged(indptr, (indices,)), labels, clusters, (*guards, *others))
+    return {split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray)) for split in file.splits}, {}

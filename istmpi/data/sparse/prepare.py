@@ -8,6 +8,8 @@ All rows are in memory meanwhile: 8 bytes for each value.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +18,11 @@ from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.sparse.file import material_of
 from istmpi.data.sparse.lines import MOST, Limits, Rows, read_lines
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
+from istmpi.tasks import MULTI_LABEL
 from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
@@ -188,3 +190,23 @@ def _require_apart(source: Rows, masks: dict[str, np.ndarray], notes: Notes) -> 
         )
     if len(none):
         notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")
+
+
+def material_of(
+    source: str,
+    features: int,
+    outputs: int,
+    splits: Mapping[str, tuple[Ragged, Ragged]],
+    facts: Mapping[str, Any] | None = None,
+) -> Material:
+    """Return sparse rows on their way into a file: the features and the labels of each split's rows."""
+    attributes, datasets = {"shape": (features,)}, {}
+    for split, (rows, labels) in splits.items():
+        columns, values = rows.arrays
+        attributes |= {f"{split}_values": len(values), f"{split}_labels": len(labels.arrays[0])}
+        arrays = {"indptr": (rows.offsets, "<i8"), "indices": (columns, "<i4"), "data": (values, "<f4")}
+        arrays |= {"label_indptr": (labels.offsets, "<i8"), "label_indices": (labels.arrays[0], "<i4")}
+        datasets |= {f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()}
+    counts = {split: len(rows) for split, (rows, _) in splits.items()}
+    of_rows = "xc", source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets
+    return Material(*of_rows, facts=facts or {})

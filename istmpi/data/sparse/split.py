@@ -1,4 +1,15 @@
-"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels."""
+"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels.
+
+In a prepared file they are compressed sparse rows (CSR) of features and of labels for each split:
+
+    /                       attributes as of other data, task "multi-label", shape (features), outputs (the labels);
+                            train, test[, validation] (rows), and of each split SPLIT_values and SPLIT_labels (numbers)
+    /SPLIT/indptr           (rows + 1) int64: row i has the numbers indptr[i] to indptr[i + 1] of indices and data
+    /SPLIT/indices          (values) int32: numbers of features from 0
+    /SPLIT/data             (values) float32
+    /SPLIT/label_indptr     (rows + 1) int64
+    /SPLIT/label_indices    (labels) int32: numbers of labels from 0
+"""
 
 from __future__ import annotations
 
@@ -6,12 +17,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from istmpi.data.batch import Batch, Labels
 from istmpi.data.dataset import Split, checksum_of, sample_of
 from istmpi.data.holdout import divided
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 SAMPLE_ROWS = 4096
 
@@ -37,13 +52,6 @@ class Ragged:
                 guard(starts[lengths > 0], lengths[lengths > 0])
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
-
-
-def is_csr(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> bool:
-    """Return whether arrays are compressed sparse rows of a shape, whatever the columns are."""
-    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
-    fit = rises and offsets[-1] == len(columns) == len(values)
-    return bool(fit) and all(0 < length < 2**31 for length in shape)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
@@ -121,3 +129,15 @@ class SparseSplit(Split):
             return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
 
         return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)
+
+
+def open_rows(file: PreparedFile) -> Opened:
+    return {split: _open(file, split) for split in file.splits}, {}
+
+
+def _open(file: PreparedFile, split: str) -> SparseSplit:
+    (columns, *guards), (values, *others) = (file.guarded(f"{split}/{name}") for name in ("indices", "data"))
+    of_rows, of_labels, labels = (
+        file.mapped(f"{split}/{name}") for name in ("indptr", "label_indptr", "label_indices")
+    )
+    return SparseSplit(Ragged(of_rows, (columns, values)), Ragged(of_labels, (labels,)), (*guards, *others))

@@ -4,7 +4,8 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from istmpi.data.files.archive import Archive, Stream, store
 from istmpi.data.files.decoder import Decoder, split_of
 from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import material_of, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import printable, reason
+from istmpi.tasks import NEXT_TOKEN
 from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
@@ -190,3 +191,27 @@ class _Tokens:
             os.preadv(self._scratch, [out[at - rows.start : end - rows.start]], place * self.dtype.itemsize)
             at = end
         return out
+
+
+def smallest_type(vocabulary: int) -> np.dtype:
+    return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
+
+
+def material_of(
+    source: str,
+    tokenizer: Tokenizer,
+    tokens: Mapping[str, Any],
+    nbytes: Mapping[str, int],
+    facts: Mapping[str, int],
+    skipped: Sequence[str] = (),
+) -> Material:
+    """Return text on its way into a file: the ``tokens`` of each split, sliced as needed, of ``nbytes`` of text."""
+    json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
+    attributes = {"end": tokenizer.end, "tokenizer": len(json)}
+    attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}
+    datasets = {f"{split}/tokens": values for split, values in tokens.items()}
+    if json:
+        datasets["tokenizer"] = np.frombuffer(json, np.uint8)
+    counts = {split: values.shape[0] for split, values in tokens.items()}
+    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
+    return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})

@@ -1,4 +1,13 @@
-"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time."""
+"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time.
+
+In a prepared file it is
+
+    /                       attributes as of other data, task "next-token", outputs (the vocabulary), without a shape;
+                            train, test[, validation] (tokens), train_bytes, ... (of the text that they were made from),
+                            end (the token behind every document), tokenizer (bytes of the dataset; 0: none)
+    /tokenizer              a tokenizer.json; absent where tokens are bytes
+    /SPLIT/tokens           (tokens) uint8, uint16 or uint32, the smallest that the vocabulary fits in
+"""
 
 from __future__ import annotations
 
@@ -6,14 +15,19 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.data.text.tokenizer import Bytes, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 WINDOW = 128
 SAMPLES, SAMPLE_TOKENS = 1024, 4096
@@ -98,3 +112,15 @@ def windowed(data: Dataset, length: int) -> Dataset:
                 f"{length:,} needs {length + 1:,}, for each has a target. Prepare more text, or lower data.length."
             )
     return replace(data, splits=splits, shape=(length,))
+
+
+def open_text(file: PreparedFile) -> Opened:
+    """Return the splits of an open prepared file, in windows of one token, and their tokenizer."""
+    parts = {split: file.guarded(f"{split}/tokens") for split in file.splits}
+    splits = {split: TextSplit(tokens, guard=guard) for split, (tokens, guard) in parts.items()}
+    tokenizer = Bytes()
+    if file.has("tokenizer"):
+        json, sizes = file.mapped("tokenizer").tobytes().decode("utf-8"), (file.outputs, int(file.attribute("end")))
+        tokenizer = TokenizerFile(json, f"the tokenizer of {file.text('source')}", sizes)
+    a_token = int(file.attribute("test_bytes")) / len(splits["test"].tokens)
+    return splits, {"shape": (1,), "bytes_per_token": a_token, "tokenizer": tokenizer}
