@@ -156,7 +156,6 @@ class Showing:
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
-        """Say at once, on the first rank, that a command has begun: loading takes seconds."""
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
             many = counted(ranks, "rank")

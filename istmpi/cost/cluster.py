@@ -60,11 +60,9 @@ class Cluster:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
-        """FLOP/s of the slowest of these ranks."""
         return self.flops[0] if len(self.flops) == 1 else min(self.flops[ranks.start : ranks.stop])
 
     def check(self, ranks: int) -> None:
-        """Refuse a number of ranks for which FLOP/s are not given."""
         if len(self.flops) not in (1, ranks):
             raise ConfigError(
                 f"--flops has {len(self.flops)} numbers but there are {ranks} ranks; give one, or one each."

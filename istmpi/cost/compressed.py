@@ -44,7 +44,6 @@ def steps_behind(run: Run) -> int:
 
 
 def largest(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    """Return the bytes of a rank's message of its largest values."""
     settings = run.method
     sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
     itemsize = next(iter(parameters.values())).itemsize

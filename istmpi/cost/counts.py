@@ -78,7 +78,6 @@ class Cost:
     parts: list[PartCost]
     local_steps: int
     examples_per_step: Number
-    """Examples that all ranks consume in a step."""
     sends: int
     """Times in a round that all of ``loads`` are sent."""
     loads: list[Load]

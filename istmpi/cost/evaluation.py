@@ -2,12 +2,10 @@
 
 Weights come to the examples (*gathered*) or examples to the weights (*sharded*: a leaf keeps the rows that its ranks
 own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations of
-training, which are free meanwhile.** As far as that leaves a choice, each leaf sends as few bytes as it can. All ranks
-pass the same examples if any leaf is sharded; otherwise each passes its share of them, so that fewer bytes are no
-reason to shard where that would take longer (`FLOPS_A_BYTE`).
-
-Local examples stay on their rank: a sharded leaf's rows come to them in every pass, one owner's at a time, so that
-memory alone decides. The values of a pass (`pass_bytes`) are not counted there.
+training, which are free meanwhile.** Else each leaf sends as few bytes as it can; but all ranks pass the same examples
+if any leaf is sharded, which is no gain where that takes longer (`FLOPS_A_BYTE`). Local examples stay on their rank: a
+sharded leaf's rows come to them, one owner's at a time, so that memory alone decides. The values of a pass
+(`pass_bytes`) are not counted there.
 """
 
 from collections.abc import Iterator, Sequence

@@ -224,7 +224,6 @@ class Holdings:
 
     @property
     def shared(self) -> dict[str, Parameter]:
-        """The parameters that are not dealt out."""
         return {
             name: parameter for name, parameter in self.parameters.items() if not parameter.pattern.dealt(self.groups)
         }

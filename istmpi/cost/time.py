@@ -97,6 +97,5 @@ def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:
-    """Return the time in which all ranks together consume so many examples."""
     rounds = examples / float(cost.local_steps * cost.examples_per_step)
     return rounds * round_time(cost, cluster).total

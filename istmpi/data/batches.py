@@ -27,10 +27,8 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return a batch; where the split says so, a thread begins to read those behind it.
-
-        What fails in the thread is raised at the step that wants the batch.
-        """
+        """Return a batch; a thread reads those behind it where the split says so, and its errors are raised at their
+        step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)

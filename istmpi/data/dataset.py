@@ -99,7 +99,6 @@ class Split(ABC):
 def checksum_of(
     rows: np.ndarray, read: Callable[[np.ndarray], Iterable[np.ndarray]], step: int = 64, first: int = 0
 ) -> int:
-    """Return the CRC-32 of the arrays of some rows, so many at a time, behind a ``first`` one."""
     checksum = first
     for start in range(0, len(rows), step):
         for array in read(rows[start : start + step]):
@@ -177,17 +176,14 @@ class Dataset:
     offset: np.ndarray | None = None
     """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
     target_offset: np.ndarray | None = None
-    """``[outputs]`` float64, likewise of numbers to predict."""
     own_task: type[Task] | None = None
     """The loss and score of the user's, where ``task`` names no other."""
     network: type | None = None
-    """The class of the network, where a program gave it."""
     example: tuple[Any, ...] | None = None
     """The inputs of a batch that no kind of data describes, perhaps trees: networks are tried on them."""
 
     @property
     def scoring(self) -> type[Task]:
-        """The loss and the score."""
         return self.own_task or TASKS[self.task]
 
     @property
@@ -203,7 +199,6 @@ class Dataset:
         return self.splits["test"]
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
-        """Return the data with another normalisation, such as that of other training data; None: as stored."""
         mean, std, offset = normalisation or (None, None, self.offset)
         return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
 
@@ -211,7 +206,6 @@ class Dataset:
         return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """Return the data, with targets of batches less a mean and divided by a deviation, or as they are."""
         return replace(self._with("standardised", targets), targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:

@@ -51,10 +51,9 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, together with letting go of the pages of a large map: a process has those of the last batch.
+    """Return ``before``, and for a large map let go of its pages, too.
 
-    They stay in the system's cache of files. But a process that keeps them seems to grow with its data, and is ended by
-    whoever counts its resident memory.
+    They stay in the system's cache of files, but a process that keeps them seems to grow with its data.
     """
     if x.nbytes <= KEPT:
         return before

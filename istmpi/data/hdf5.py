@@ -6,10 +6,9 @@
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
 The other datasets are described in dense/file.py and in split.py of text, sparse and graph. Every dataset is
-contiguous and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves the
-rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but `MAPPED` is
-checked when the file is opened, a block of these when one of its rows is read for the first time. Files of version 1
-have no checksums.
+contiguous and little-endian: the file is opened to learn where the rows lie, closed, and mapped. Everything but
+`MAPPED` is checked when it is opened, a block of these when one of its rows is read for the first time. Files of
+version 1 have no checksums.
 """
 
 import json
@@ -64,7 +63,7 @@ MAPPED = ("x", "tokens", "indices", "data")
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """Return the data set of a prepared file, its rows memory-mapped; DataError in one line for anything else."""
+    """Return the data set of a prepared file, memory-mapped; DataError in one line for anything else."""
     with prepared_file(path) as file:
         return file.dataset
 
@@ -94,8 +93,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class PreparedFile:
-    """An open prepared file, checked against the format and mapped."""
-
     def __init__(self, path: Path, file: h5py.File):
         self._path, self._file = path, file
         self._size = path.stat().st_size

@@ -80,7 +80,6 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
 
 
 def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the class names, and the class number of each label."""
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
             raise DataError(

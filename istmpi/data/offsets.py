@@ -42,7 +42,6 @@ class Extent:
         self._low, self._high = low, high
 
     def require_apart(self, what: str, source: str) -> None:
-        """Raise DataError for values that differ, but not enough for float32."""
         if self._low is None:
             return
         low, high = self._low, self._high

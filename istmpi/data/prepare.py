@@ -57,7 +57,6 @@ class Report:
     seconds: float
     bytes: int
     facts: dict[str, Any]
-    """Numbers of this kind of data, by their names."""
 
 
 def prepare(

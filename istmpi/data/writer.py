@@ -48,9 +48,7 @@ class Material:
     datasets: Mapping[str, Any]
     """Arrays by their paths, or whatever has a shape, a type and slices."""
     skipped: Sequence[str] = ()
-    """Files that could not be read."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers for the report of a preparation, by their names."""
 
 
 @dataclass(frozen=True)

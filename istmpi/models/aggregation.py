@@ -78,7 +78,6 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(units))
 
     def forward(self, h):
-        """Add it to ``h`` ``[n, units]`` in place."""
         return h.add_(self.bias)
 
 
@@ -103,19 +102,16 @@ class Bags:
         self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
 
     def dropped(self, dropout: nn.Dropout) -> Bags:
-        """Return these features with dropout of the values that are not zero."""
         bags = copy(self)
         bags._values = dropout(self._values)
         return bags
 
     @property
     def matrix(self) -> torch.Tensor:
-        """Sparse, by rows."""
         return torch.sparse_csr_tensor(*self._by_rows, self._values, self._shape, check_invariants=False)
 
     @property
     def transposed(self) -> torch.Tensor:
-        """Sparse ``[features, n]``, by its rows."""
         values, shape = self._values[self._order], self._shape[::-1]
         return torch.sparse_csr_tensor(*self._by_columns, values, shape, check_invariants=False)
 
@@ -160,7 +156,6 @@ def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
 
 
 def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
-    """The output of ``product`` for ``h``."""
     if not isinstance(h, Bags):
         return product(h)
     with torch.autocast(product.weight.device.type, enabled=False):  # sparse products have no bfloat16

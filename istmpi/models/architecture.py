@@ -84,12 +84,10 @@ class Architecture:
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of an example as its ``forward`` gets it."""
         return self.code.inputs
 
     @property
     def outline(self) -> str:
-        """The widths of the network, in a few words."""
         if self.stages:
             return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
@@ -104,10 +102,9 @@ class Architecture:
     def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
 
-        ``scale``: the factor of the contributions of each unit group in the full network, 1 by default. It is the share
-        of the units that a subnet has while it trains, as with dropout; a network with fewer units has a larger one in
-        proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
-        no difference, and nothing is multiplied.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
+        that a subnet has while it trains, as with dropout. With fewer units it is larger in proportion, so that sums
+        are as large in the full network as in any subnet. Behind a batch normalisation nothing is multiplied.
         """
         return self._contributions(self.sums.get(module, ()), lengths, scale)
 
@@ -189,11 +186,9 @@ class Architecture:
             return self.code.build().to(getattr(torch, self._dtype))
 
     def constructed(self, seed: int) -> dict[str, torch.Tensor]:
-        """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
         return {name: parameter.detach() for name, parameter in self.plain(seed).named_parameters()}
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
         from istmpi.models.norms import Calibrated
 
         layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}

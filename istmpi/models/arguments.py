@@ -26,14 +26,11 @@ TYPES = {
     "bool": bool,
     "tuple[int, ...]": tuple[int, ...],
 }
-"""The types of arguments by their annotations."""
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
     Meta(min_length=1, extra={"must": "name at least one layer, each at least one unit wide"}),
 ]
-"""The type of arguments that are dealt out."""
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
-"""The type of dropout."""
 
 
 @cache
@@ -72,7 +69,6 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
 
 
 def described(docstring: str) -> dict[str, str]:
-    """The sentences of a docstring about each argument."""
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
     return {name: text[0].upper() + text[1:].rstrip(" ;.") + "." for name, text in zip(parts[::2], parts[1::2])}
 

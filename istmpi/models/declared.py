@@ -51,7 +51,6 @@ def declared(
 def _parsed(
     network: UserNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
 ) -> tuple[Axis, ...]:
-    """The axes of one parameter, checked against its shape."""
     subject = f"{network.name}: AXES of {name}: "
     if not isinstance(text, str):
         raise ConfigError(f"{subject}{text!r} must be a text, as '(3 heads 16) embed'.")

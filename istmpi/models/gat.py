@@ -21,7 +21,6 @@ class Attention(nn.Module):
         self.units = units
 
     def forward(self, h, edges):
-        """``[n, heads * units]`` of ``h`` ``[n, width]``."""
         values = self.product(h)
         scores = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
         return edges.attended(values.view(len(values), -1, self.units), *scores).flatten(1)
@@ -54,7 +53,6 @@ class GAT(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for layer, norm in zip(self.layers, self.norms):
             h = functional.elu_(norm(layer(self.dropout(h), edges)))

@@ -31,7 +31,6 @@ from istmpi.models.user import UserNetwork, Width
 READINGS = 256
 """The largest number of readings of a width that are tried."""
 SEEDS = 4
-"""The largest number of draws of random weights on which they are tried."""
 COUNTS = "it decides which parameters there are"
 """The problem of an integer that may count blocks."""
 
@@ -52,7 +51,6 @@ class Finding:
 
     @property
     def units(self) -> int:
-        """The number of units to deal out."""
         return len(self.blocks) or self.width.length
 
     @property
@@ -69,17 +67,14 @@ class Inferred:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The widths that can be dealt out."""
         return tuple(self.lengths)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The number of units of each width that can be dealt out."""
         return {finding.width.name: finding.units for finding in self.findings if finding.proved}
 
     @property
     def blocks(self) -> dict[str, tuple[ResidualBlock, ...]]:
-        """The units of each width that counts blocks."""
         return {finding.width.name: finding.blocks for finding in self.findings if finding.blocks}
 
     @property
@@ -89,7 +84,6 @@ class Inferred:
 
     @property
     def elements(self) -> int:
-        """The elements of all parameters."""
         return self.held(self.lengths)
 
     def replicated(self, groups: Collection[str]) -> int:
@@ -108,7 +102,6 @@ class Inferred:
         return with_odds(self.lengths, self.parameters.values(), dealt)
 
     def held(self, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
-        """Elements of a network of these lengths."""
         return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
 
 
@@ -142,7 +135,6 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
 
 
 def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
-    """Refuse, with a ConfigError, parameters or buffers that istmpi cannot train or keep."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if not parameters:
         raise ConfigError(f"{network.name}: it has no parameters to train.")

@@ -102,12 +102,10 @@ class _Watched:
 
     norms: Mapping[str, Calibrated]
     called: frozenset[str]
-    """The products that were called."""
     bare: frozenset[str]
     """The called products whose output went elsewhere than straight into a batch normalisation."""
     recorder: SumRecorder
     exits: int
-    """The number of outputs that the network returned."""
     head: str
     """The product that made the output as it stands; empty if there is none."""
 
@@ -205,7 +203,6 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
 
 
 def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
-    """The groups whose units each product sums over."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
     sums = {}
     for path, layer in module.named_modules():

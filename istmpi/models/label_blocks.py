@@ -31,7 +31,6 @@ class LabelBlocks(Linear):
     rate: float | None = None
     """The learning rate of plain SGD whose step of the weight is taken in the backward pass; else None."""
     decay = 0.0
-    """The weight decay of that step."""
 
     def __init__(self, inputs: int, labels: int, block: int = 0):
         """``block``: the number of labels whose logits are in memory at a time; 0 for all."""
@@ -39,24 +38,20 @@ class LabelBlocks(Linear):
         self.block = block
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:
-        """Logits ``[b, labels]`` of ``x`` ``[b, inputs]``, or a `Deferred` where they are deferred."""
         if self.deferred and torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
             return Deferred(self, x)
         return super().forward(x)
 
     def blocks(self) -> Iterator[slice]:
-        """The rows of each block."""
         labels = len(self.weight)
         step = self.block or labels
         return (slice(start, min(start + step, labels)) for start in range(0, labels, step))
 
     def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
-        """Move a block's weights against their gradient."""
         block = self.weight.data[rows]
         torch.addmm(block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block)
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
-        """The logits of the labels of a block: ``[b, block]``."""
         return torch.addmm(self.bias[rows], x, self.weight[rows].T)
 
 
@@ -68,19 +63,16 @@ class Deferred:
     x: torch.Tensor
 
     def losses(self, targets: Labels, loss: str) -> torch.Tensor:
-        """The losses ``[b]``, as `istmpi.multilabel.losses_of` the logits."""
         layer = self.layer
         return _Losses.apply(self.x, layer.weight, layer.bias, layer, targets, loss)
 
 
 def defer(network: nn.Module) -> None:
-    """Let a network's last layer of labels return losses in training."""
     for layer in label_layers(network):
         layer.deferred = True
 
 
 def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
-    """The layers of labels of a network."""
     return (layer for layer in network.modules() if isinstance(layer, LabelBlocks))
 
 

@@ -28,7 +28,6 @@ BLOCK = 2**22
 """Elements of a weight that are made at a time in a trial."""
 
 Values = Mapping[str, torch.Tensor]
-"""A layer's parameters by their names in it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class Leaf:
         return forward
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The layer's outputs from those of consecutive rows."""
         return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
@@ -106,7 +104,6 @@ def _added_up(
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The contribution of ``rows`` to the sum, or to the mean, of each bag."""
 
     def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         options = {"mode": "sum", "per_sample_weights": weights, "include_last_offset": module.include_last_offset}
@@ -124,7 +121,6 @@ def _added_up(
 
 
 def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
-    """The leaves of a network by the names of their modules, from the names of their parameters."""
     leaves = {}
     for path, names in parameters.items():
         module = network.get_submodule(path)
@@ -168,7 +164,6 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def of(parameter: torch.Tensor, name: str) -> Elsewhere:
-        """The stand-in for a parameter on the meta device."""
         made = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
         made.name = name
         return made

@@ -31,7 +31,6 @@ class Linear(nn.Linear):
     """The number of forward passes whose backward pass is still to come."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Products ``[..., outputs]`` of ``[..., inputs]``."""
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
@@ -39,7 +38,6 @@ class Linear(nn.Linear):
         return _Product.apply(x, self.weight, self.bias, self)
 
     def release(self) -> None:
-        """Free the memory of a gradient that is no longer used."""
         self._memory = None
 
     def expect_gradient(self) -> None:
@@ -80,12 +78,10 @@ class Linear(nn.Linear):
 
 
 def linear_layers(network: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """The linear layers of a network, by name."""
     return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Linear))
 
 
 def release_gradients(network: nn.Module) -> None:
-    """Free a network's gradients and their memory."""
     network.zero_grad(set_to_none=True)
     for _, layer in linear_layers(network):
         layer.release()

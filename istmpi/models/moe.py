@@ -70,7 +70,6 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
 
     def forward(self, x):
-        """The addition to the stream, ``[b, t, embed]``."""
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         best, chosen = scores.topk(self.top)
@@ -96,7 +95,6 @@ class Experts(nn.Module):
         return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
 
     def _masked(self, tokens, scores, best, chosen):
-        """Every expert computes every token, and the weights of others are 0."""
         weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
         gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
         return torch.einsum("teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down)

@@ -92,7 +92,6 @@ def calibrate(
     inputs: tuple[Any, ...],
     moments_of: Callable[[torch.Tensor, str, bool], Moments],
 ) -> None:
-    """Run a network on a batch's inputs once, `calibrating` its layers."""
     with torch.no_grad(), calibrating(layers, moments_of):
         call(network, inputs)
 
@@ -119,7 +118,6 @@ def calibrating(
 
 
 def averaged(moments: Sequence[Moments]) -> Moments:
-    """The mean of the moments of several calls, as running statistics have it."""
     mean, variance = (torch.stack(several).mean(0) for several in zip(*moments))
     return mean, variance
 

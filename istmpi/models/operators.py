@@ -30,7 +30,6 @@ class Operator:
     module: str
     """The module that it is called in, by its name in the network; empty for the network's own ``forward``."""
     kind: str
-    """The name of that module's class."""
     parameter: str = ""
     """The weight that it multiplies by; empty if it multiplies outputs of others, as attention's scores do."""
     axis: int | None = None
@@ -40,7 +39,6 @@ class Operator:
     of_input: bool = False
     """A factor is the network's input, whose gradient nobody needs."""
     calls: int = 1
-    """The number of calls in a forward pass."""
     examples: int = 1
     """The power of the number of examples that it grows with; 0 if it is multiplied once for all of them."""
     lookups: float = 0
@@ -67,11 +65,9 @@ class Operator:
         return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Numbers that a forward pass over so many examples makes."""
         rows, _, columns = self.shape.shape(lengths)
         return rows * columns * self.calls * examples**self.examples
 
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
-    """FLOPs of training on an example: forward and backward."""
     return sum(sum(operator.flops(lengths)) for operator in operators)

@@ -24,12 +24,11 @@ from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
 """Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
-of an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
+of an axis: else a wrong reading may permute another width's units, and change nothing."""
 DIVISORS = 64
 """The largest divisor of a width that is tried where the constructor takes no such primes."""
 EXAMPLES = 3
 AT_OWN_SIZE = 2
-"""Examples at a network's own size."""
 PERMUTATIONS = 2
 RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
     "rand",
@@ -40,7 +39,6 @@ RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geo
     "normal_functional",
     "uniform",
 }
-"""Operations that make floating-point numbers at random."""
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
@@ -204,12 +202,10 @@ class Trial:
         return None, 0
 
     def shown(self, module: str) -> str:
-        """A module's name and kind, as messages have it; the name alone if it is none."""
         kinds = {name: type(layer).__name__ for name, layer in self._built.named_modules() if name}
         return f"{module} ({kinds[module]})" if module in kinds else module
 
     def order(self, module: str) -> int:
-        """The place of a module in the order of calls."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
 
@@ -285,7 +281,6 @@ class Steady(Watching):
 
 
 def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
-    """The positions of an axis with permuted units."""
     outer, inner = order
     return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
 

@@ -50,7 +50,6 @@ class Record:
         return self.module, self.kind, self.parameter, self.normalises, len(self.sizes)
 
     def operator(self, shape: Pattern, examples: int) -> Operator:
-        """The operator at any widths."""
         facts = self.module, self.kind, self.parameter, self.axis, self.gradients, self.of_input
         return Operator(shape, *facts, examples=examples)
 
@@ -91,7 +90,6 @@ class Recorder(Watching):
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
-        """Note the module that each operation is called in."""
         with modules_noted(network, self._modules):
             yield
 
@@ -133,7 +131,6 @@ class Recorder(Watching):
 
     @property
     def _module(self) -> tuple[str, str]:
-        """The name and the kind of the module that is being called."""
         return self._modules[-1], self._kinds[self._modules[-1]]
 
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:

@@ -44,14 +44,12 @@ class Absent(nn.Module):
         return getattr(self.__dict__["_block"], name)
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
-        """The block's first argument, unchanged."""
         if self._made is not None:
             return _copied(self._made)
         return (x, *[None] * (self._outputs - 1)) if self._outputs else x
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
-    """Let a network have another module in this place."""
     holder, _, key = path.rpartition(".")
     network.get_submodule(holder)._modules[key] = module
 
@@ -91,7 +89,6 @@ def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
 def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
-    """The modules of a network that are residual blocks."""
     calls, blocks = _calls(network, built, x, paths), {path: built.get_submodule(path) for path in paths}
     try:
         for path, block in blocks.items():
@@ -131,7 +128,6 @@ def _calls(
 
 
 def _shares_parameters(built: nn.Module, path: str) -> bool:
-    """Return True if a module shares its parameters with others, or has none."""
     inside = {id(parameter) for parameter in built.get_submodule(path).parameters()}
     every = built.named_parameters(remove_duplicate=False)
     return not inside or any(id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}."))

@@ -79,7 +79,6 @@ class Exit(nn.Module):
         self.outputs = nn.Linear(channels, outputs)
 
     def forward(self, x):
-        """Logits ``[b, outputs]``."""
         return self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
 
 
@@ -107,7 +106,6 @@ class Block(nn.Module):
         self.shortcut = None if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x):
-        """The stream behind the block, ``[b, after, height, width]``."""
         activated = functional.relu(self.norms[0](x))
         shortcut = x if self.shortcut is None else self.shortcut(activated)
         made = self.convolutions[0](activated)

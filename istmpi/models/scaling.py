@@ -54,7 +54,6 @@ class Call:
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:
-        """The call with the module that it is in, without its operands."""
         return replace(self, module=module, parameter=parameter, operands=())
 
     @property
@@ -123,13 +122,11 @@ class Provenance:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
-        """Know a network's buffers and parameters."""
         here = [entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)]
         self._known = {storage_of(tensor): (tensor, "") for _, tensor in network.named_buffers()}
         self._known |= {storage_of(tensor): (tensor, name) for name, tensor in here}
 
     def clear(self) -> None:
-        """Forget all."""
         self._known.clear()
 
     def parameters(self, operands: Sequence[Any]) -> str:
@@ -163,7 +160,6 @@ class Scaled(TorchFunctionMode):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter it for one forward pass."""
         self._known.begin(self._network)
         with modules_noted(self._network, self._modules), self:
             yield

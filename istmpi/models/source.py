@@ -75,7 +75,6 @@ def class_name(kind: type[nn.Module]) -> str:
 
 
 def source_of(kind: type[nn.Module]) -> Source:
-    """The source of a loaded class; empty where it has no file."""
     module = sys.modules.get(kind.__module__)
     return _source_of(kind, module) if module else Source()
 
@@ -106,7 +105,6 @@ class _Home:
 
     @staticmethod
     def of(module: ModuleType | None) -> _Home | None:
-        """The home of a module that is a file of Python; None for another."""
         try:
             file = Path(inspect.getsourcefile(module)).resolve()
         except TypeError:  # it is built in, or there is none
@@ -135,7 +133,6 @@ class _Home:
         return (self.folder / f"{top}.py").is_file() or (self.folder / top).is_dir()
 
     def _files(self, name: str) -> Iterator[Path]:
-        """The files in the folder that an import of a dotted name runs."""
         at = self.folder
         for part in name.split("."):
             for file in (at / f"{part}.py", at / part / "__init__.py"):

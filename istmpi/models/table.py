@@ -42,7 +42,6 @@ class ResidualBlock:
     """The number of its outputs, of which the first one counts; 0 for one that is no tuple."""
 
     def has(self, name: str) -> bool:
-        """Return True if a module, or a parameter, is the block's own."""
         return name == self.path or name.startswith(f"{self.path}.")
 
 
@@ -101,9 +100,7 @@ class Table:
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The places in a forward pass where sums over units of these groups cannot be scaled."""
     stochastic: bool
-    """Training draws random numbers."""
     operators: tuple[Operator, ...]
-    """The products of a forward pass."""
     normalised: tuple[str, ...]
     """The axes of what each normalisation of any kind makes for an example."""
     residual: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +129,6 @@ class Table:
         return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)
 
     def tree(self) -> dict[str, Any]:
-        """The table as JSON has it."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
         return json.loads(json.dumps(facts, default=plain, skipkeys=True))
 

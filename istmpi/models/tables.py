@@ -28,15 +28,13 @@ class Facts:
     in_a_row: int = 0
     """The features of a sparse row, about."""
     odds: float = 0.5
-    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias. With very
-    many labels of which a row has a few, learning that all are rare would otherwise take most of the run (Lin et al.
-    2017, arXiv 1708.02002, section 3.3)."""
+    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias: to learn that
+    very many labels are rare would take most of the run (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
     degree: float = 0.0
     """The neighbours of a node in a batch, in the mean."""
 
     @property
     def features(self) -> int:
-        """The number of values in one example."""
         return prod(self.shape)
 
 
@@ -76,7 +74,6 @@ def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """The table of `istmpi.models.xc.XC`."""
     norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
     _require_known(settings, "norm", NORMS)
     if block < 0:
@@ -161,12 +158,10 @@ class _Layers:
             self.leaves[path] += (f"{path}.bias",)
 
     def add_norm(self, path: str, name: str) -> None:
-        """Add the parameters of a normalisation."""
         self.parameters[f"{path}.weight"] = ParameterEntry(name, 0.0, 1.0)
         self.parameters[f"{path}.bias"] = ParameterEntry(name, 0.0, 0.0)
 
     def table(self, **facts: Any) -> Table:
-        """The table, with other facts."""
         return Table(
             settings=self.settings,
             groups=self.groups,

@@ -14,7 +14,7 @@ FEW = 4
 """Units of each width in a small network, if the constructor takes so few."""
 TOLERANCE = {torch.float64: 1e-5}
 """The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
-single precision even where all is in double; a wrong reading changes outputs far more."""
+single precision even where all is in double."""
 IN_DOUBLE = 10**8
 """The most weights of a network that is run in double precision."""
 COARSE = 1e-3
@@ -30,12 +30,10 @@ class Watching(TorchDispatchMode):
 
 
 def large(network: nn.Module) -> bool:
-    """Return True if a network is not run in double precision."""
     return sum(parameter.numel() for parameter in network.parameters()) > IN_DOUBLE
 
 
 def few(lengths: Mapping[str, int]) -> dict[str, int]:
-    """The lengths of a small network."""
     return {name: min(FEW, length) for name, length in lengths.items()}
 
 
@@ -79,7 +77,6 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Remove these hooks at the end of the block."""
     handles = list(handles)
     try:
         yield

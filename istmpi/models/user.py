@@ -45,7 +45,6 @@ class Width:
     """Its name as a unit group: the argument's, with a number from 1 behind it for an element of a sequence."""
     argument: str
     place: int | None
-    """Its place in the sequence."""
     length: int
 
 
@@ -68,7 +67,6 @@ class UserNetwork:
     graph: bool = False
     """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The defaults of the settings that have one."""
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a batch of the user's own, perhaps trees; its outputs may then be any tree."""
     _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
@@ -81,12 +79,10 @@ class UserNetwork:
 
     @property
     def kind(self) -> type[nn.Module]:
-        """The class."""
         return self.load()[0]
 
     @property
     def source(self) -> Source:
-        """The files that the class is made from."""
         return self.load()[1]
 
     @property
@@ -250,7 +246,6 @@ class UserNetwork:
         return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
-        """Refuse, with a ConfigError, outputs of another shape or kind than the data need."""
         import torch
 
         count = len(inputs[1 if self.sparse else 0])

@@ -72,7 +72,6 @@ class SumRecorder(Watching):
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
-        """Enter it for one forward pass of a network."""
         self._known.begin(network)
         self._calls.provenance.begin(network)
         with modules_noted(network, self._modules), _unfused(network), self._calls, self:
@@ -287,7 +286,6 @@ def _powers(ratios: Mapping[str, float]) -> list[str]:
 
 
 def _axis(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """A length as an axis: ``(4 hidden)``."""
     literal = length // prod(lengths[name] for name in names)
     factors = [str(literal)] * (literal != 1 or not names) + [*names]
     return factors[0] if len(factors) == 1 else f"({' '.join(factors)})"

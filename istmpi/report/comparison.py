@@ -180,7 +180,6 @@ def smoothed(scores: Sequence[float]) -> list[float]:
 
 
 def reached(points: Sequence[Point], target: float, higher_is_better: bool = True) -> Point | None:
-    """The first evaluation where the smoothed score has reached the target."""
     for point, score in zip(points, smoothed([point.score for point in points])):
         if score >= target if higher_is_better else score <= target:
             return point

@@ -23,7 +23,6 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw a survey into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
     save(figure(rows, title), path, title)
 

@@ -41,7 +41,6 @@ def plain(text: str) -> str:
 
 
 def name(text: str) -> str:
-    """A name for a legend or a bar, plain and in several lines where it is long."""
     return textwrap.fill(plain(text), WIDEST)
 
 

@@ -35,7 +35,6 @@ def draw(folder: Path) -> Path:
 
 
 def missing(folder: Path) -> bool:
-    """Tell whether the picture of a finished run is missing, or older than the run's end."""
     picture = folder / PICTURE
     return not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
 

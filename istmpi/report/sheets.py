@@ -57,7 +57,6 @@ def sheets(comparison: Comparison) -> list[Sheet]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Explanations of the tables, and the runs that went wrong."""
     lines = [
         "A score counts as reached at the first evaluation where the median of it and its two neighbours has reached "
         "it; figures are those of that evaluation. The clock stands still during evaluations.",

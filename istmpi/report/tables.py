@@ -37,7 +37,6 @@ def _text(value: object) -> str:
 
 
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
-    """Print the plan of a run: its figures as `istmpi.cli.plan` has them for programs."""
     phases, ranks = figures["phases"], figures["ranks"]
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
     console.print(f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {ranks} ranks, {escape(dealt)} dealt out")
@@ -179,7 +178,6 @@ def cluster(console: Console, cluster: Cluster) -> None:
 
 
 def comparison(console: Console, compared: Comparison) -> None:
-    """Print the verdict on a comparison, all its tables, the best figures bold, and how to read them."""
     console.print(escape(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
     for sheet in sheets(compared):

@@ -142,7 +142,6 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of the network that ``--set`` gives; ConfigError for a setting that is none."""
     arguments = {}
     for name, value in assigned(assignments):
         section, _, argument = name.partition(".")

@@ -93,7 +93,6 @@ def command(
 
 
 def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
-    """RUN, --resume and, for a run that is resumed in its folder, --out."""
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
     if not run and resume not in ("", "auto"):

@@ -28,7 +28,6 @@ class Table:
     delimiter: str
     header: list[str] | None
     names: list[str] | None
-    """The names of the features."""
     name_of_label: str | None
     x: np.ndarray
     """``[n, features]`` float64."""
@@ -143,7 +142,6 @@ def _examples(name: str, rows: Iterator[_Row], columns: int) -> Iterator[_Row]:
 
 
 def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
-    """Yield each row that holds something."""
     cure = "Write it as plain UTF-8 text."
     with reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError), archive.stream(name) as stream:
         text = (line.decode("utf-8") for line in stream.lines())
@@ -173,7 +171,6 @@ def require_exact(text: str, where: str) -> None:
 
 
 def character_of(delimiter: str) -> str:
-    """Return the character that an option or a file calls the delimiter; ConfigError where it can be none."""
     character = "\t" if delimiter == "tab" else delimiter
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
         raise ConfigError(f"delimiter {delimiter!r} cannot be one; give a character such as ';', or tab.")

@@ -43,7 +43,6 @@ def read(archive: Archive, decoder: Decoder) -> Material:
 
 
 def _find(archive: Archive) -> dict[tuple[str, str], str]:
-    """Return the file for each (split, "images" | "labels")."""
     files: dict[tuple[str, str], str] = {}
     for name in archive.names:
         if match := _FILE.fullmatch(name):

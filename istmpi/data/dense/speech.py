@@ -33,8 +33,7 @@ MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 """The convention on constant offsets: without it they stay."""
 LEAST_OFFSET = 0.01
-"""The least offset that is removed, in deviations of a clip. An offset is no sound, but moves the middle of the energy
-and fills the lowest band. A smaller one changes features by less than a correlation of 0.9998."""
+"""The least offset that is removed, in deviations of a clip. A smaller one hardly changes the features."""
 CANCELLED = 0.01
 """The share of its channels' power below which their mean is no recording of theirs."""
 LOUDEST = 1e9
@@ -78,7 +77,6 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
 
 
 def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
-    """Return the split of each file that a list names by its path, WORD/FILE."""
     common = common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}

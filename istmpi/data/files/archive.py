@@ -65,11 +65,10 @@ class Stream:
 class Archive:
     """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
 
-    In a folder links are followed, but not a link to a folder that is read anyway, or that holds the link. A tar file
-    may be compressed. Its links and devices are no files here, nor is a member whose name is absolute or climbs out
-    with "..", nor anything hidden (".name"); nothing is ever written under a member's name. Of members with one name
-    the last counts, as for tar. In ``names`` everything is escaped that is no visible character: they become classes,
-    and lines on a terminal. ``scratch`` is the folder for ``open``'s copies.
+    Links in a folder are followed, unless they lead to a folder that is read anyway, or that holds the link. A tar file
+    may be compressed; its links and devices are no files here, nor are names that are absolute, hidden or climb out
+    with "..", and of members with one name the last counts, as for tar. In ``names`` everything is escaped that is no
+    visible character. ``scratch`` is the folder for ``open``'s copies.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -132,7 +131,6 @@ class Archive:
                 return copy
 
     def passed_over(self) -> Iterator[str]:
-        """Yield lines on the files that were not read so far."""
         unread = [name for name in self.names if name not in self._read]
         endings = Counter(PurePosixPath(name).suffix.lower() or "without an ending" for name in unread)
         if unread:
@@ -170,7 +168,6 @@ class Archive:
         return paths
 
     def _list_tar(self) -> dict[str, int]:
-        """Return the number of each member, of several with one name the last."""
         members: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
@@ -209,7 +206,6 @@ class Archive:
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
-    """Write to a nameless file in a folder."""
     try:
         written = os.pwrite(scratch, content, offset)
     except OSError as error:

@@ -29,8 +29,6 @@ class BadFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A file of an archive, with the label and the split that its name says."""
-
     name: str
     label: str
     split: str

@@ -24,7 +24,6 @@ class Notes:
     assumed: list[Note] = field(default_factory=list)
     """Decisions that the files do not settle, such as: the first line is a header."""
     left_out: list[Note] = field(default_factory=list)
-    """Files, rows and columns that are not in the prepared file."""
     reading: dict[str, Any] = field(default_factory=dict)
     """Conventions by name, of JSON's types, by which prediction reads its input."""
 

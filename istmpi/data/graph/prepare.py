@@ -169,7 +169,6 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
-    """Return the number of each node's cluster, and the share of the edges between clusters."""
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
         raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")
@@ -193,7 +192,6 @@ def material_of(
     graph: Graph,
     facts: Mapping[str, Any] | None = None,
 ) -> Material:
-    """Return a graph on its way into a file, with the nodes of each split."""
     arrays = {"x": (graph.x, "<f4"), "indptr": (graph.neighbours.offsets, "<i8")}
     arrays |= {"indices": (graph.neighbours.arrays[0], "<i4")}
     arrays |= {"labels": (graph.labels, "u1" if classes is None else "<i8")}

@@ -122,7 +122,6 @@ def examples_of(
 
 
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
-    """Return the data with changed training images; ConfigError where they are no images, or too small."""
     if not augmentation:
         return data
     name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
@@ -145,7 +144,6 @@ def resized(data: Dataset, side: int) -> Dataset:
 
 
 def require_sides(data: Dataset, sides: Sequence[int]) -> None:
-    """Raise ConfigError for sides that these data cannot be downscaled to: the last one must be their own."""
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
     if data.shape[1] != data.shape[2]:

@@ -120,7 +120,6 @@ def _header_of(where: str, line: bytes) -> Header | None:
 
 
 def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[int], list[float]]:
-    """Return a line's labels, and its features with their values."""
     words, labels = line.split(), []
     if words and not line[:1].isspace() and b":" not in words[0]:
         labels = _whole(where, words.pop(0).split(b","), "label", limits.labels)

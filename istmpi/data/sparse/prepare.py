@@ -82,7 +82,6 @@ def _named(names: list[str], pattern: str) -> list[str]:
 
 
 def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None) -> list[Rows]:
-    """Return the rows of some files, their features counted from 0."""
     limits, notes, sources = Limits(), decoder.notes, []
     if counted_from is not None:
         limits = Limits(MOST - counted_from, first=counted_from)
@@ -109,7 +108,6 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
 
 
 def _sizes(rows: Rows) -> tuple[int, int]:
-    """Return the numbers of features and of labels."""
     if rows.header:
         return rows.header.features, rows.header.labels
     return tuple(int(lists.arrays[0].max(initial=-1)) + 1 for lists in (rows.features, rows.labels))
@@ -199,7 +197,6 @@ def material_of(
     splits: Mapping[str, tuple[Ragged, Ragged]],
     facts: Mapping[str, Any] | None = None,
 ) -> Material:
-    """Return sparse rows on their way into a file: the features and the labels of each split's rows."""
     attributes, datasets = {"shape": (features,)}, {}
     for split, (rows, labels) in splits.items():
         columns, values = rows.arrays

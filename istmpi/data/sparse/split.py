@@ -61,8 +61,6 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(eq=False)
 class SparseSplit(Split):
-    """Rows of numbered features with values, and lists of numbered labels."""
-
     rows: Ragged
     """Columns int32 and values float32."""
     targets: Ragged
@@ -112,7 +110,6 @@ class SparseSplit(Split):
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:
-        """Return the number of rows with each of so many labels."""
         return np.bincount(self._labels.arrays[0], minlength=labels)
 
     @cached_property

@@ -147,7 +147,6 @@ class _Documents:
         self._end += len(tokens)
 
     def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Material:
-        """Return all documents, in the order of the files' names, by the splits of these files."""
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]

@@ -101,7 +101,6 @@ class TextSplit(Split):
 
 
 def windowed(data: Dataset, length: int) -> Dataset:
-    """Return text in windows of a length, other data as they are; DataError where a split has no window."""
     if not TASKS[data.task].of_tokens:
         return data
     splits = {name: replace(split, length=length) for name, split in data.splits.items()}
@@ -115,7 +114,6 @@ def windowed(data: Dataset, length: int) -> Dataset:
 
 
 def open_text(file: PreparedFile) -> Opened:
-    """Return the splits of an open prepared file, in windows of one token, and their tokenizer."""
     parts = {split: file.guarded(f"{split}/tokens") for split in file.splits}
     splits = {split: TextSplit(tokens, guard=guard) for split, (tokens, guard) in parts.items()}
     tokenizer = Bytes()
