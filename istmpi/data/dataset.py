@@ -35,10 +35,7 @@ _CONVENTIONS = {
 
 
 class Split(ABC):
-    """Examples of one kind of data, read by number.
-
-    A kind of data is a class; by default its examples have no label of their own, no shape and no normalisation.
-    """
+    """Examples that are read by number; by default without labels, shape and normalisation."""
 
     ahead = 0
     """The number of batches to read ahead of the step that takes them."""
@@ -53,7 +50,7 @@ class Split(ABC):
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; read-only."""
+        """Return all targets, [n] int64, or [n, outputs] float32 or uint8; read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def normalised_by(self, normalisation: Normalisation | None) -> Split:
@@ -81,15 +78,12 @@ class Split(ABC):
 
     @abstractmethod
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Return two parts without a common example: training examples, and a fraction drawn by a seed.
-
-        Nothing is copied but labels. ConfigError where one would be empty.
-        """
+        """Return training examples and a fraction of them that a seed draws; nothing is copied but labels."""
 
     @property
     @abstractmethod
     def features_checksum(self) -> int:
-        """CRC-32 of the inputs without what is random in them, or of a sample that is the same everywhere."""
+        """CRC-32 of the inputs before augmentation, or of a sample that is the same everywhere."""
 
     @cached_property
     def labels_checksum(self) -> int:
@@ -114,13 +108,13 @@ def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether examples of two shapes have the same features in the same order; axes of length 1 are free."""
+    """Return whether two shapes have the same features in the same order; axes of length 1 are free."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe where two conventions of reading (``Dataset.reading``) differ; a source without one agrees with any."""
+    """Describe where two conventions of reading differ; a source without one agrees with any."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -151,9 +145,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is that of an example, channels first, [features] where there is no structure. ``outputs`` counts the
-    classes, or the numbers to predict. ``kind`` is that of `istmpi prepare`. The splits apply ``mean`` and ``std``
-    [features].
+    ``shape`` is that of an example, channels first; ``outputs`` counts the classes, or the numbers to predict. The
+    splits apply ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -171,16 +164,16 @@ class Dataset:
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
     assumed: tuple[str, ...] = ()
-    """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
+    """Decisions that an .npz, used directly, does not settle."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     offset: np.ndarray | None = None
-    """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
+    """``[features]`` float64 that examples are less than in the source; ``target_offset`` [outputs] likewise."""
     target_offset: np.ndarray | None = None
     own_task: type[Task] | None = None
     """The loss and score of the user's, where ``task`` names no other."""
     network: type | None = None
     example: tuple[Any, ...] | None = None
-    """The inputs of a batch that no kind of data describes, perhaps trees: networks are tried on them."""
+    """The inputs of a batch that no kind of data describes, perhaps trees."""
 
     @property
     def scoring(self) -> type[Task]:

@@ -57,9 +57,9 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
-"""The kinds of data, as the ``inputs`` of tasks name them: each a folder with prepare, file, split and predict."""
+"""The kinds of data, as the ``inputs`` of tasks name them."""
 MAPPED = ("x", "tokens", "indices", "data")
-"""Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
+"""Datasets that may be large, and are checked as they are read."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -106,7 +106,7 @@ class PreparedFile:
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
-        """Yield what is wrong with the contents, one line each; ``read`` gets the numbers of bytes as they are read."""
+        """Yield what is wrong, one line each; ``read`` gets numbers of bytes."""
         with _reading(self._path):
             yield from checksum_errors(self._file, read=read)
 
@@ -160,7 +160,7 @@ class PreparedFile:
         return None if dataset is None else tuple(dataset.asstr()[()])
 
     def mapped(self, name: str) -> np.memmap:
-        """Return a dataset as a read-only memory map, once it is where the format says."""
+        """Return a dataset as a read-only memory map."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):
@@ -168,7 +168,7 @@ class PreparedFile:
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
-        """Return a mapped dataset, and a function that learns of its rows before they are read, where there is need."""
+        """Return a mapped dataset, and what learns of its rows before they are read."""
         x, expected = self.mapped(name), expected_checksums(self._file, name)
         return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 

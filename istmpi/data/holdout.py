@@ -1,4 +1,4 @@
-"""The test split of data that come without one, and the validation split that a run asks for."""
+"""The test split of data without one, and the validation split of a run."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,8 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Return which of ``count`` examples are test examples: [count] bool, one in five, a fixed function of its
-    arguments.
-
-    With ``labels`` [count] every class gives its own fifth. Of two examples on, both splits have at least one.
+    """Return which of ``count`` examples are for testing: [count] bool, one in five, of each class with ``labels``
+    [count].
     """
     order = rng.permutation(count, rng.key("held out", count))
     if labels is not None:
@@ -28,7 +26,7 @@ def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
 def with_test(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return x and y of each split; of those under the name ``""`` one in five is a test example."""
+    """Return x and y of each split; where there is only ``""`` one in five is a test example."""
     if "" in splits:
         x, y = splits[""]
         test = held_out(len(y), y if by_class else None)
@@ -40,11 +38,8 @@ def with_test(
 
 
 def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the examples that stay, and of a fraction that is held out, drawn by a seed; both
-    ascending.
-
-    With ``labels`` [count] int64 every class gives its share.
-    """
+    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``; both
+    ascending."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Normalisation(NamedTuple):
-    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
+    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, over the deviation."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -14,15 +14,12 @@ class Normalisation(NamedTuple):
 
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and deviation of the examples as they are in the data; float64 where there is an offset."""
+        """The mean and deviation of the examples as they are in the data."""
         return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
 class Moments:
-    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983).
-
-    Sums of squares would lose every digit of a feature whose mean is large beside its deviation.
-    """
+    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983)."""
 
     def __init__(self, features: int):
         self._count = 0
@@ -39,7 +36,7 @@ class Moments:
 
     @property
     def parts(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """The arguments of `merge`: the number of examples, their mean, and the sum of squared deviations from it."""
+        """The arguments of `merge`."""
         return self._count, self._mean, self._squares
 
     def merge(self, more: int, mean: np.ndarray, squares: np.ndarray) -> None:
@@ -53,9 +50,8 @@ class Moments:
     def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
         """Return the mean and the deviation to normalise with, of examples that are less an ``offset`` already.
 
-        The features are ``groups`` runs of equal length, each with one mean and deviation: 1 for all alike, the
-        channels of an image, or one for every feature. A constant group gets deviation 1, so that it becomes zero, not
-        NaN.
+        The features are ``groups`` runs of equal length with one mean and deviation each: 1 for all alike, the channels
+        of an image, or all features. A constant group gets deviation 1.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)

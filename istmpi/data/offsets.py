@@ -8,27 +8,27 @@ from istmpi.errors import DataError
 from istmpi.units import counted
 
 NARROW = 2.0**-12
-"""The share of the largest value below which values that float32 rounds are too close: 4,096 steps."""
+"""The share of the largest value below which values that float32 rounds are too close."""
 NARROWEST = 2.0**-19
-"""Likewise where float32 has each of them: their mean would be rounded to one of 32 steps."""
+"""Likewise where float32 has each of them, but not their mean."""
 NOISE = 4 * np.finfo(np.float64).eps
-"""Floats that differ by a smaller share of the largest differ by rounding."""
+"""Floats that differ by a smaller share of the largest are rounded."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
-"""The datasets of a prepared file with the offsets of examples and of numbers to predict."""
+"""Datasets with the offsets of examples and of numbers to predict."""
 NAMED = 5
 
 
 class Extent:
-    """The least and the largest value of each of ``groups`` equal runs of features, over a stream of blocks."""
+    """The least and the largest value of each of ``groups`` equal runs of features."""
 
     def __init__(self, groups: int):
         self._groups = groups
         self._low = self._high = None
         self._rounded = np.zeros(groups, bool)
-        """The groups with values that are none of float32; found where these are close together."""
+        """Groups of values close together of which some are none of float32."""
 
     def add(self, x: np.ndarray) -> None:
-        """Take in a block [b, features]; bytes, which lose nothing, are passed over."""
+        """Take in a block [b, features]; bytes lose nothing and are passed over."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
         runs = x.reshape(len(x), self._groups, -1)
@@ -58,7 +58,7 @@ class Extent:
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Return x less an offset [features] float64, as float32; the difference is exact, or float64's."""
+    """Return x less an offset [features] float64, as float32."""
     return _less(x, offset).astype(np.float32)
 
 

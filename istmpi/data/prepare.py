@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation; ``of_class`` says how many training examples each class or label has."""
+    """A finished preparation; ``of_class`` counts the training examples of each class or label."""
 
     target: Path
     task: str
@@ -71,8 +71,8 @@ def prepare(
 ) -> Report:
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
-    ``max_bad`` is the share of the files that may be unreadable; ``options`` are those of the kind's reader. Where it
-    fails, nothing is left behind and an existing target is as it was.
+    ``max_bad`` is the share of files that may be unreadable; ``options`` are those of the kind's reader. Nothing is
+    left behind where it fails.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

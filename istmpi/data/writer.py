@@ -25,7 +25,7 @@ VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
 _ROOM = 2**20
-"""Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
+"""Bytes for the structure, and for what HDF5 keeps back of small pieces."""
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
@@ -43,7 +43,6 @@ class Material:
     outputs: int
     classes: tuple[str, ...] | None
     counts: Mapping[str, int]
-    """The number of examples, tokens, rows or nodes of each split."""
     attributes: Mapping[str, Any]
     datasets: Mapping[str, Any]
     """Arrays by their paths, or whatever has a shape, a type and slices."""
@@ -53,7 +52,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a source in another type and with one axis, read when they are sliced."""
+    """Rows of a source in another type and with one axis."""
 
     source: Any
     dtype: np.dtype
@@ -91,7 +90,7 @@ def write(
 ) -> None:
     """Make the prepared file; ``reading`` are conventions by which the source was read, of JSON's types.
 
-    It is written beside the target under a temporary name, synced and renamed; after any exception nothing is left.
+    It is written beside the target, synced and renamed; after an exception nothing is left.
     """
     target = Path(target)
     check_target(target, force)

@@ -28,17 +28,15 @@ _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
     *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
 )
-"""The errors of zipfile, of unpacking, and of NumPy's reader of headers."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
+    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says.
 
-    float32 rows of plain features are normalised one by one; bytes and rows with more axes by one mean and deviation.
-    ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
-    seem to come last.
+    float32 rows of plain features are normalised one by one, others by one mean and deviation. ``channels`` says where
+    images [n, three axes] have them: DataError where it is not given and they seem to come last.
     """
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
@@ -115,10 +113,10 @@ def array_names(what: str, split: str) -> list[str]:
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
-    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays.
+    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays: x_train and y_train, or train_x and
+    train_y, in any letter case.
 
-    They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
-    split: one in five is a test example.
+    x and y alone are split: one in five is a test example.
     """
     by_name: dict[str, str] = {}
     for name in arrays:
@@ -152,7 +150,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
-    """Return the convention on the scale of features: bytes, from 0 to 255, or floats, mostly to 1."""
+    """Return the convention on the scale of features: bytes, or floats."""
     dtypes = {*dtypes}
     if dtypes == {np.dtype(np.uint8)}:
         return {"type": "bytes"}

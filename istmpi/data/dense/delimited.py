@@ -22,7 +22,7 @@ _Row = tuple[int, list[str]]
 
 @dataclass
 class Table:
-    """A table in memory; without a header there are no names, and no labels where it has features alone."""
+    """A table in memory; there are no names without a header, nor labels where it has features alone."""
 
     name: str
     delimiter: str
@@ -45,8 +45,8 @@ def read_table(
 ) -> Table:
     """Return the table of a file; ``label`` is None where it has features alone.
 
-    The content decides what ``delimiter`` (a character or ``tab``) and ``header`` leave open; it is noted.
-    ``passed_over`` names a column that does not count, if it is there.
+    The content decides what ``delimiter`` (a character or ``tab``) and ``header`` leave open. A column ``passed_over``
+    does not count.
     """
     given = header
     with archive.stream(name) as stream:

@@ -47,9 +47,8 @@ def material_of(
 ) -> Material:
     """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
 
-    ``dtype`` is that of x in the file. ``groups`` are the means and deviations that normalise it (see
-    ``Moments.normalisation``), ``output_names`` the names of numbers to predict. DataError for features that are not
-    finite, and for values that are too close together for float32.
+    ``dtype`` is that of x in the file; ``groups`` are the means and deviations that normalise it. DataError for
+    features that are not finite, or too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers

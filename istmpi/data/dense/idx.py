@@ -20,8 +20,7 @@ _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-uby
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Images [1, height, width] uint8, normalised by one mean and deviation.
 
-    Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
-    a name before or ".gz" behind.
+    Files are named as MNIST's, with t10k or test, and perhaps a name before or ".gz" behind.
     """
     files, x, raw = _find(archive), {}, {}
     for split in ("train", "test"):

@@ -10,19 +10,17 @@ WINDOW_SECONDS = 0.128
 HOP_SECONDS = 0.032
 FLOOR_DB = -50.0
 SMOOTHING_BANDS = 4.0
-"""Deviation of the Gaussian that smooths power across bands; at 8 kHz a voice's harmonics are 5 to 12 bands apart."""
+"""Deviation of the Gaussian across bands; at 8 kHz a voice's harmonics are 5 to 12 bands apart."""
 _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     """Return the power in dB below the clip's loudest point, from a floor on, standardised: [BANDS, FRAMES] float32.
 
-    ``clip`` is the sound at ``rate`` Hz; the second around its middle of energy counts, with silence where it has no
-    more. Every rate gives 32 frames; bands run from 0 to rate / 2; pure silence is 0 everywhere.
+    The second around the middle of the sound's energy counts, with silence where there is no more; pure silence is 0.
 
-    The features should tell words apart, not speakers and recordings. Where a word lies in its file depends on who cut
-    the file; the harmonics of the voice depend on its pitch and are smoothed away, which leaves the formants; what lies
-    below the floor is the room's noise; loudness and dynamic range are the microphone's.
+    The features tell words apart, not speakers and recordings: who cut the file decides where a word lies; smoothing
+    takes away the voice's harmonics and leaves the formants; noise lies below the floor; loudness is the microphone's.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2

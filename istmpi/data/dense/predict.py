@@ -1,4 +1,4 @@
-"""Examples to be predicted: their features are made by the same code as those of the training data."""
+"""Examples to predict: the code that made the training data's features makes theirs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ from istmpi.foreign import Fields
 from istmpi.optional import optional
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names, or their numbers, and x [b, features], not normalised."""
+"""The examples' names or numbers, and x [b, features], not normalised."""
 
 
 def read_inputs(
@@ -46,9 +46,9 @@ def read_inputs(
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
-    ``resize`` brings images to the shape. ``skipped`` gets the name of a file that cannot be read, and the reason.
-    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`,
-    by default as in ``reading``, the network's conventions; ``notes`` collects what was assumed.
+    ``resize`` brings images to the shape. ``skipped`` gets names of files that cannot be read, and reasons. ``label``
+    names a column of a table to pass over; ``header`` and ``delimiter`` are by default as in ``reading``, the network's
+    conventions.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()

@@ -31,7 +31,7 @@ MOST_SAMPLES = 2**26
 """An hour at 16 kHz has 57.6 million."""
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
-"""The convention on constant offsets: without it they stay."""
+"""The convention on constant offsets, which stay without it."""
 LEAST_OFFSET = 0.01
 """The least offset that is removed, in deviations of a clip. A smaller one hardly changes the features."""
 CANCELLED = 0.01
@@ -43,8 +43,8 @@ LOUDEST = 1e9
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
 
-    The splits are those of a testing list, or folders train/ and test/. All clips must have one sample rate: a band
-    would mean another pitch at another rate. Folders such as _background_noise_ are ignored.
+    All clips must have one sample rate, for a band is another pitch at another. Folders such as _background_noise_ are
+    ignored.
     """
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
@@ -54,7 +54,7 @@ def read(archive: Archive, decoder: Decoder) -> Material:
 
 
 def one_thread() -> AbstractContextManager:
-    """Return a context of one thread: threads that wait for each other multiply the time of a spectrogram."""
+    """Return a context of one thread: several wait for each other."""
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
@@ -98,10 +98,7 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
 
 
 def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``.
-
-    ``reading`` says whether constant offsets are removed.
-    """
+    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``."""
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
 

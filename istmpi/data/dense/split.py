@@ -16,12 +16,12 @@ from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
-"""The largest sample of a fingerprint, where all rows are more bytes than these."""
+"""The largest sample of a fingerprint."""
 
 
 @dataclass(eq=False)
 class DenseSplit(Split):
-    """Rows of numbers; ``x`` and ``y`` may be memory maps: only the rows that are asked for are ever touched."""
+    """Rows of numbers; ``x`` and ``y`` may be memory maps."""
 
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
@@ -59,7 +59,6 @@ class DenseSplit(Split):
 
     @property
     def read_shape(self) -> tuple[int, ...]:
-        """The shape of an example before it is given that of the network."""
         return self.shape
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -125,8 +124,7 @@ class DenseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of x as it is normalised, or of the same sample everywhere; the ``guard``, which reads whole blocks,
-        is not asked."""
+        """CRC-32 of x as it is normalised, or of a sample; the ``guard``, which reads whole blocks, is not asked."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))

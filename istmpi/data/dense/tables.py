@@ -19,7 +19,7 @@ from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 FEW = 100
-"""Integers with at most this many different values are taken for classes."""
+"""The most different whole numbers that are taken for classes."""
 
 
 def read(
@@ -34,9 +34,8 @@ def read(
     """The columns as float32 features, each normalised by its own mean and deviation.
 
     ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
-    no numbers, or integers with few different values, are classes; ``task`` decides otherwise. The first line is a
-    header if no feature in it is a number; ``header`` decides otherwise, and must where it might be one all the same.
-    A file named train.csv goes with test.csv (and validation.csv).
+    no numbers, or few different integers, are classes; ``task`` decides otherwise. A file train.csv goes with test.csv
+    (and validation.csv).
     """
     if delimiter is not None:
         character_of(delimiter)

@@ -30,7 +30,7 @@ _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive that is read from its start, without ".gz"; DataError where it is damaged."""
+    """A file of an archive, read from its start, without ".gz"; DataError where it is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive
@@ -93,7 +93,7 @@ class Archive:
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield the names and contents of files, as they are stored; DataError for one of more than ``limit`` bytes."""
+        """Yield names and contents of files; DataError for one of more than ``limit`` bytes."""
         for name, file in self._files(names):
             with self._named_damage():
                 content = file.read(limit + 1)
@@ -114,7 +114,7 @@ class Archive:
             yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file, seekable; a member of a tar file is copied to a nameless file on the disk."""
+        """Open a file, seekable; a tar file's member is copied to a nameless file."""
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():
@@ -222,7 +222,6 @@ def _open_tar(path: Path) -> tarfile.TarFile:
 
 
 def _is_tar(path: Path) -> bool:
-    """Return whether a file is a tar; tarfile takes an empty file for one."""
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0

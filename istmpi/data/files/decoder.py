@@ -1,7 +1,4 @@
-"""Files that are an example each, in folders that name their classes and splits.
-
-They are decoded in the order of storage, into rows in the order of names.
-"""
+"""Files that are an example each, in folders that name their classes and splits."""
 
 import os
 import tempfile
@@ -37,9 +34,8 @@ class Example:
 class Decoder:
     """Decodes files into examples with bounded memory; a context that owns the scratch files.
 
-    Rows go to a nameless file in ``scratch``, a folder on the disk of the target, because a tar file's order is not
-    that of the names and because only the end tells how many files were unreadable. ``max_bad`` is the share of the
-    files that may be.
+    Rows go to a nameless file in the folder ``scratch``, because a tar file's order is not that of the names.
+    ``max_bad`` is the share of the files that may be unreadable.
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
@@ -62,7 +58,7 @@ class Decoder:
         decode: Callable[[str, bytes], np.ndarray],
         most_bytes: int,
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
-        """Return all examples and their classes' numbers per split, the classes, sorted, and the files that are bad.
+        """Return all examples and their classes' numbers per split, the classes, sorted, and the bad files.
 
         ``decode(name, content)`` gives arrays of one shape and type, or raises BadFileError.
         """
@@ -94,11 +90,11 @@ class Decoder:
         return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
-        """Return the number of a new nameless file on the disk of the target, there until the end."""
+        """Return a new nameless file on the disk of the target."""
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
-        """Raise DataError where more of a total are bad, each with a reason, than may be."""
+        """Raise DataError where more are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:NAMED]
@@ -109,7 +105,7 @@ class Decoder:
 
 
 def with_holdout(examples: list[Example]) -> list[Example]:
-    """Return the examples of an archive without splits, one in five of each class a test example."""
+    """Return the examples, one in five of each class for testing."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)
@@ -117,15 +113,12 @@ def with_holdout(examples: list[Example]) -> list[Example]:
 
 
 def split_of(name: str) -> str:
-    """Return the split that a name stands for, in any letter case; an empty text where it is none."""
+    """Return the split that a name stands for, or an empty text."""
     return _MEANING.get(name.lower(), "")
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/".
-
-    A file beside the only folder of its level is ignored.
-    """
+    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -138,8 +131,8 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
     """Return the files with these endings, whose folders name their classes, as in torchvision's ImageFolder.
 
-    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all files share, with an empty split. Without
-    ``splits`` only the second is allowed. Files in no class folder are skipped.
+    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all share, with an empty split; without ``splits``
+    only that. Files in no class folder are skipped.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)

@@ -1,4 +1,4 @@
-"""The record of how other people's files were read: what a reader assumed, and what it left out."""
+"""The record of what a reader assumed, and what it left out."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,13 @@ class Note:
 
 @dataclass
 class Notes:
-    """The notes of a preparation, and the conventions that a later reading of such files must share."""
+    """The notes of a preparation."""
 
     assumed: list[Note] = field(default_factory=list)
-    """Decisions that the files do not settle, such as: the first line is a header."""
+    """Decisions that the files do not settle."""
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
-    """Conventions by name, of JSON's types, by which prediction reads its input."""
+    """Conventions by name, of JSON's types, that prediction shares."""
 
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))

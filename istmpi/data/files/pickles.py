@@ -21,7 +21,7 @@ class PickleError(ValueError):
 def read_pickle(content: bytes) -> object:
     """Return the pickled value: dictionaries, lists, tuples, numbers, texts, bytes, and arrays of numbers.
 
-    Text of Python 2 comes as bytes, a CSR matrix of scipy's as a dictionary of its arrays. PickleError for all else.
+    Text of Python 2 comes as bytes, a CSR matrix as a dictionary of its arrays. PickleError for all else.
     """
     try:
         return _plain(_Reader(io.BytesIO(content), encoding="bytes").load())

@@ -39,9 +39,8 @@ class RawGraph:
 
 
 def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return row and column of each element of compressed sparse rows, its value, and the shape.
-
-    ``parts`` are indptr, indices, shape and perhaps data; ``name`` stands before these words in an error.
+    """Return row and column of each element of compressed sparse rows, its value, and the shape; ``name`` is for an
+    error.
     """
     offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
     values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))

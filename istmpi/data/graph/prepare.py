@@ -42,8 +42,8 @@ def read(
 ) -> Material:
     """The graph of an archive, cut into so many ``clusters`` by METIS.
 
-    ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
-    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
+    Features are divided by the sum of their ``rows``, the default of sparse ones; or each of the ``columns`` has mean 0
+    and deviation 1, the default of others; or ``none``.
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
@@ -78,7 +78,7 @@ def read(
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """Return the nodes that each of so many nodes hears from, and the numbers of loops and of repeated edges."""
+    """Return the nodes that each node hears from, and the numbers of loops and of repeated edges."""
     ends = np.stack([sources, targets])
     if (wrong := (ends < 0) | (ends >= count)).any():
         at = int(wrong.any(axis=0).argmax())

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
 
 FANOUT = (10, 10, 10)
-"""The default numbers of neighbours that are sampled around each node, hop by hop."""
 SAMPLE = 4096
 """The largest sample of a fingerprint."""
 TRIED = 8
@@ -61,7 +60,7 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """The pairs of a node and one that it hears from: an edge of an undirected graph is two."""
+        """The pairs of a node and one that it hears from."""
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
@@ -74,7 +73,7 @@ class Graph:
 
     @cached_property
     def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Features, offsets and columns of all nodes, in memory once for all splits."""
+        """Features, offsets and columns of all nodes, for all splits."""
         nodes = np.arange(len(self))
         lists = self.heard(nodes)
         return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
@@ -87,11 +86,11 @@ class Graph:
 
 @dataclass(eq=False)
 class GraphSplit(Split):
-    """Some nodes of a graph, in batches that one asks for: ``how`` is full, clusters or neighbours.
+    """Some nodes of a graph, in batches: ``how`` is full, clusters or neighbours.
 
-    A batch's inputs are features ``[n, features]`` of its nodes, where the list of neighbours of each begins and the
+    A batch's inputs are features ``[n, features]`` of its nodes, where each node's list of neighbours begins and the
     last one ends ``[n + 1]``, and these neighbours by their place in the batch. Its targets are the labels of the
-    split's nodes among them, `OFF` for others; its examples are counted as such nodes.
+    split's nodes among them, `OFF` for others.
     """
 
     graph: Graph
@@ -100,9 +99,8 @@ class GraphSplit(Split):
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with sampled neighbours.
-
-        The key seeds the sample; without one all neighbours are taken.
+        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with neighbours that the key
+        draws, or all.
         """
         if self.how == "full":
             return self._whole
@@ -145,8 +143,7 @@ class GraphSplit(Split):
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Return the nodes and edges for each of a batch's examples: a mean over some batches, the same on every
-        machine."""
+        """Return the nodes and edges for each example: a mean over some batches."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
         count, nodes, edges = len(self), 0, 0
@@ -176,7 +173,7 @@ class GraphSplit(Split):
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges between some ascending nodes: where each node's list begins, and neighbours by place."""
+    """Return the edges between ascending nodes: where each node's list begins, and neighbours by place."""
     lists = graph.heard(nodes)
     heard = lists.arrays[0]
     places = np.searchsorted(nodes, heard)
@@ -188,10 +185,10 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes around some seeds, ascending, and the edges that were sampled, as `induced` returns them.
+    """Return nodes around some seeds, ascending, and the sampled edges, as `induced` returns them.
 
-    A seed hears from ``fanout[0]`` of its neighbours, each of these that is new from ``fanout[1]`` of its own, and so
-    on, drawn evenly without replacement. The last ones hear from nobody.
+    A seed hears from ``fanout[0]`` of its neighbours, drawn evenly without replacement, each new one of these from
+    ``fanout[1]`` of its own, and so on. The last ones hear from nobody.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []

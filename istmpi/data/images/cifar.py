@@ -21,8 +21,7 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the files; and in a binary record the bytes of labels, of which the last is the class, or the keys
-    of the labels and of the classes' names in pickles."""
+    """The names of the files; the bytes of a binary record's labels, the last of them the class, or keys in pickles."""
 
     train: tuple[str, ...]
     test: str
@@ -40,7 +39,7 @@ LAYOUTS = (
 
 
 def layout_of(archive: Archive) -> tuple[Layout, str] | None:
-    """Return the layout of CIFAR's whose files are all in one folder of an archive, and that folder."""
+    """Return the layout of CIFAR whose files are all in one folder, and that folder."""
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
         folder = names[0].removesuffix(layout.names) if names else ""

@@ -34,9 +34,8 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
-    The layout is SPLIT/CLASS/FILE; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and
-    CIFAR-100. There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size``
-    is given: then of each the largest square in its middle is resized to size x size pixels.
+    There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size`` is given:
+    then of each the largest square in its middle is resized to size x size pixels.
     """
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
@@ -71,8 +70,8 @@ def image_decoder(
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
-    With a ``size`` the largest middle of each is resized to it. All must have one size then, that of ``like``, which a
-    message calls so, or of the first; ``cure`` is the message's last sentence. ``modes`` gets the files' modes.
+    With a ``size`` the largest middle of each is resized to it. All must have the size of ``like``, which a message
+    calls so, or of the first; ``cure`` is the message's end. ``modes`` gets the files' modes.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:

@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Limits(NamedTuple):
-    """The numbers of features and of labels that there are, and the number of the first feature."""
+    """The numbers of features and labels, and that of the first feature."""
 
     features: int = MOST
     labels: int = MOST
@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The first line of a file in the Extreme Classification Repository's format."""
+    """The first line in the Extreme Classification Repository's format."""
 
     rows: int
     features: int
@@ -34,7 +34,7 @@ class Header(NamedTuple):
 
 @dataclass
 class Rows:
-    """The rows of a file: lists of features, as the file numbers them, with values, and lists of labels."""
+    """The rows of a file: features, as the file numbers them, with values, and labels."""
 
     name: str
     header: Header | None
@@ -53,7 +53,7 @@ class Rows:
 
 
 def read_lines(stream: Stream, limits: Limits) -> Rows:
-    """Return the rows of a file; ``limits`` are those of a file without a header. DataError for a damaged line.
+    """Return the rows of a file; ``limits`` are those without a header. DataError for a damaged line.
 
     Nothing behind a ``#`` counts. A blank line is no row, unless the header counts it.
     """

@@ -26,17 +26,16 @@ from istmpi.tasks import MULTI_LABEL
 from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
-"""The convention on the number of the first feature in rows without a header."""
 TEXT = (".txt", ".svm", ".svmlight", ".libsvm")
 ROW_LISTS = {"train": "(tr|trn|train)_?split", "test": "(tst|test)_?split"}
 STEP = 4096
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """Rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
+    """Rows that have a feature and a label; the others are dropped, as are labels that a row repeats.
 
-    Without a header there are as many features and labels as the largest number says, and features are counted from 1
-    unless there is a 0; ``counted_from`` decides otherwise.
+    Without a header the largest numbers count features and labels; features begin with 1 unless there is a 0 or
+    ``counted_from`` decides.
     """
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
@@ -57,7 +56,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split; or one with all rows under the name ``""``, with the lists of rows, if any."""
+    """Return the file of each split; or all rows under the name ``""``, with lists of rows, if any."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
@@ -155,7 +154,7 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
 
 
 def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray:
-    """Return the rows ``[rows]`` bool that a list names, from 1; of several columns, each another split, the first."""
+    """Return the rows ``[rows]`` bool that a list names, from 1, in its first column."""
     rows, columns = [], 1
     with archive.stream(name) as stream:
         for line, text in enumerate(stream.lines(), 1):

@@ -55,7 +55,7 @@ class Ragged:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return the place where each of consecutive lists begins, and where the last one ends."""
+    """Return where each of consecutive lists begins, and the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -66,7 +66,7 @@ class SparseSplit(Split):
     targets: Ragged
     """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """They learn where rows begin, and how long they are, before columns and values are read."""
+    """They learn where rows begin, and how long they are, before they are read."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class SparseSplit(Split):
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
-        """Return the mean probability that a row has one of so many labels; above 0 and below 1."""
+        """Return the mean probability, in (0, 1), that a row has a label."""
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:

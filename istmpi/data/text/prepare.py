@@ -29,9 +29,8 @@ CUT = 0.9
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
     """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
 
-    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
-    and test/ (and val ), or the files train.* and test.* where there are no others; else one document in five is for
-    testing, and a single one is cut. It takes some hundred bytes of memory for each document.
+    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are folders, or files
+    train.* and test.*; else one document in five is for testing, and a single one is cut.
     """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
@@ -53,7 +52,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive, in the order of its names; empty texts where they have none.
+    """Return the split of every file of an archive; empty texts where they have none.
 
     The first part of their paths in which they differ says it: a folder's name, or a word in a file's.
     """
@@ -120,7 +119,7 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Take in the document of a file with this number; NoTextError, and nothing happened, where it is none."""
+        """Take in the document of a file; NoTextError, and nothing happened, where it is none."""
         start, nbytes = self._end, 0
 
         def measured() -> Iterator[bytes]:
@@ -174,7 +173,7 @@ class _Documents:
 
 
 class _Tokens:
-    """Runs of tokens in a scratch file, one behind the other, read when they are sliced."""
+    """Runs of tokens in a scratch file, read when they are sliced."""
 
     def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
         self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)

@@ -37,23 +37,21 @@ SAMPLES, SAMPLE_TOKENS = 1024, 4096
 class TextSplit(Split):
     """The documents of a split one behind the other; example i is the window of tokens ``i * length`` and those behind.
 
-    Its inputs are ``length`` tokens, its targets the same moved on by one: the windows' targets are all tokens but the
-    first, and those at the end that fill no window.
+    Its targets are its ``length`` inputs moved on by one.
     """
 
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
     guard: Callable[[np.ndarray, int], None] | None = None
-    """It learns where windows begin, and how many tokens they have, before they are read."""
+    """It learns where windows begin, and how long they are, before they are read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs and targets ``[b, length]`` int64; with a key each window begins later by fewer tokens than its
-        length."""
+        """Return inputs and targets ``[b, length]`` int64; with a key each window begins up to its length later."""
         import torch
 
         starts = np.asarray(indices, np.int64) * self.length
@@ -70,7 +68,7 @@ class TextSplit(Split):
         return (len(self.tokens) - 1) // self.length
 
     def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """Return the beginning of the stream and its end, whatever the seed; windows of training begin anywhere."""
+        """Return the beginning of the stream and its end, whatever the seed."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])
@@ -89,7 +87,7 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all tokens, or of the same parts of them everywhere; the ``guard`` is not asked."""
+        """CRC-32 of all tokens, or of a sample; the ``guard`` is not asked."""
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
