@@ -1,6 +1,6 @@
 """A network as the engine asks for it: the facts of its table, and with its code the module at any widths.
 
-It knows nothing of ranks, deals or MPI, and needs torch only where a module is built, so that a login node can plan.
+Torch is needed only where a module is built, so that a login node can plan.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 class Architecture:
     """A network described by its table; it can be built where its code is given, too.
 
-    ``lengths``: the full length of every axis that has a name. ``parameters``: every parameter by its name in the built
-    network. ``groups``: the unit groups that may be dealt out. Its other attributes are those of `Table`.
+    ``lengths``: the full length of every axis that has a name. Its other attributes are those of `Table`.
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The nodes of a graph that a batch's example has, and all of them; a node is an example in other figures here."""
+    """The nodes of a graph that a batch's example has, and all of them; other figures count nodes as examples."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -55,7 +54,7 @@ class Architecture:
 
     @property
     def unitwise(self) -> bool:
-        """The network is of a graph, and `istmpi.evaluation.spread_units` knows all that is between its leaves."""
+        """The network is a graph's, and `istmpi.evaluation.spread_units` knows all of it."""
         return any(operator.kind == AGGREGATION for operator in self.operators)
 
     @property
@@ -66,19 +65,19 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """This network, ready to be built; ConfigError if the code makes another one. It is run where it is tried."""
+        """This network, ready to be built, and run where it is ``tried``; ConfigError if the code makes another."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
 
     @property
     def frozen(self) -> Collection[str]:
-        """The names of frozen parameters, once the network was built here; they have the constructor's values."""
+        """The names of frozen parameters, once the network was built here."""
         return self._code.frozen if self._code else ()
 
     @property
     def has_its_source(self) -> bool:
-        """Return True if its code is the class of that name with, to the last byte, the source that its table names."""
+        """Return True if its code is the class of that name and source."""
         source = self.table.source
         return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
 
@@ -109,11 +108,11 @@ class Architecture:
         return self._contributions(self.sums.get(module, ()), lengths, scale)
 
     def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
+        """The factor of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
     def weight_factor(self, name: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """The factor of a parameter itself that stands for those of all products with it, and of its block's end."""
+        """The factor of a parameter that stands for those of all products with it, and of its block's end."""
         module, _, kind = name.rpartition(".")
         factor = self.factor(module if kind == "weight" else "", lengths, scale)
         folded = prod(
@@ -129,11 +128,10 @@ class Architecture:
     def build(
         self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
     ) -> nn.Module:
-        """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
+        """The network at the given lengths: every parameter has the shape that its pattern gives.
 
         Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
-        given. It is really built whatever the default device: its buffers are computed. Where ``blocks[3]`` has the
-        length 0, that block is the identity.
+        given. Where ``blocks[3]`` has the length 0, that block is the identity.
         """
         import torch
 
@@ -168,7 +166,7 @@ class Architecture:
         return network
 
     def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
+        """The network as `build` makes it, its parameters on the meta device if it can be."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
         from istmpi.models.leaves import without_values
@@ -177,7 +175,7 @@ class Architecture:
             return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
 
     def plain(self, seed: int = 0) -> nn.Module:
-        """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
+        """The network as its class makes it, with PyTorch's own batch normalisations."""
         import torch
 
         from istmpi.models.trials import seeded
@@ -211,7 +209,7 @@ class Architecture:
             scale_sums(network, lambda: (calls, weights))
 
     def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
-        """The factors of sums that are scaled where they are called, by `istmpi.models.scaling.Scaled`'s keys."""
+        """The factors of sums that are scaled where they are called."""
         keys = self.keys_of_uses(lengths).items()
         factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
         return {key: factor for key, factor in factors.items() if factor != 1}
@@ -230,10 +228,7 @@ class Architecture:
         return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained.
-
-        ``scaled``: the full network scales sums over dealt units, so that it must be known which they are.
-        """
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
         others = [name for name in self.default_groups if name not in groups]
         if not groups:
             problems = self.table.undealt | {
@@ -262,7 +257,7 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Mapping[str, int], tried: bool = True) -> None:
-        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where it is ``tried``, run."""
+        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
         import torch
@@ -289,10 +284,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Refuse, with a ConfigError, a network whose first outputs for this batch's inputs are not finite.
-
-        Returns these outputs, made with the same weights in every call; None where it is not tried.
-        """
+        """Refuse, with a ConfigError, first outputs that are not finite; return them, or None where it is not tried."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded
@@ -309,7 +301,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """The full network with initial values; those of its leaves are made in every call, a block at a time."""
+        """The full network with initial values; those of its leaves are made a block at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare
@@ -341,7 +333,7 @@ def _scaled(
 def scale_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``: numbers, or tensors."""
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
     from istmpi.models.scaling import Scaled, multiplied
 
     plain = network.forward
@@ -357,10 +349,7 @@ def scale_sums(
 def built(
     network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
 ) -> nn.Module:
-    """A network as its constructor makes it, with random numbers that depend on ``seed`` alone.
-
-    Its batch normalisations are ours.
-    """
+    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
     import torch
 
     from istmpi.models.norms import convert_batch_norms

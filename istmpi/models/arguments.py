@@ -35,7 +35,7 @@ SHARE = Annotated[float, Meta(ge=0, lt=1)]
 
 @cache
 def arguments_of(network: str) -> tuple[Field, ...]:
-    """Name, described type and default of each argument that the data do not fill in."""
+    """Name, described type and default of each argument that no data fill in."""
     module, _, name = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -53,10 +53,9 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The arguments of a network whose constructor may never see them, for its table is written down.
+    """The arguments of a network whose constructor may never see them; a single width serves as a list.
 
-    A single width serves as a list. ConfigError names ``source`` and the first argument of another type; names that the
-    constructor lacks are kept.
+    ConfigError names ``source`` and the first argument of another type.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)

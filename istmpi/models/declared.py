@@ -19,10 +19,7 @@ from istmpi.models.user import UserNetwork
 def declared(
     network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving
 ) -> dict[str, dict[Place, tuple[int, int]]]:
-    """The declared order of each width's units on axes: ``(a, b)`` of ``a * units * b``.
-
-    ``shapes``: those of the parameters. ConfigError for axes that are not those of the network.
-    """
+    """The declared order of each width's units on axes: ``(a, b)`` of ``a * units * b``; ConfigError for wrong axes."""
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})

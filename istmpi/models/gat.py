@@ -9,9 +9,8 @@ from istmpi.models.aggregation import Edges, norm_of
 
 
 class Attention(nn.Module):
-    """Heads that each make ``units`` numbers of a node: their sum over what it hears from and itself, weighted.
-
-    The weights are a softmax over these of a leaky ReLU of what the head's units of both ends score.
+    """Heads that each make ``units`` numbers of a node: a sum over what it hears from and itself, weighted by a softmax
+    of a leaky ReLU of what the head's units of both ends score.
     """
 
     def __init__(self, width: int, heads: int, units: int):

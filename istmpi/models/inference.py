@@ -1,8 +1,8 @@
 """The axes of a network's parameters that go with integers of its constructor: inferred by doubling, then proved.
 
-An integer is doubled; every axis that doubles with it is ``a * units * b``. Where ``a * b`` is more than 1 there are
-several readings, as ``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer
-without a reading left cannot be dealt out. Nothing is asked of the network's code.
+An axis that doubles with an integer is ``a * units * b``. Where ``a * b`` is more than 1 there are several readings, as
+``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer without a reading left
+cannot be dealt out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from istmpi.models.trials import one_thread
 from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
-"""The largest number of readings of a width that are tried."""
+"""The most readings of a width that are tried."""
 SEEDS = 4
 COUNTS = "it decides which parameters there are"
 """The problem of an integer that may count blocks."""
@@ -42,7 +42,7 @@ class Finding:
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """A network with some of the units computes something else than the full one whose other units are silent."""
+    """A narrow network differs from the full one whose other units are silent."""
     problem: str = ""
     vague: bool = False
     """The trial proves nothing."""
@@ -87,14 +87,13 @@ class Inferred:
         return self.held(self.lengths)
 
     def replicated(self, groups: Collection[str]) -> int:
-        """Elements of parameters without an axis that is dealt out with these groups: every rank has all of them."""
+        """Elements of parameters that every rank has where these groups are dealt out."""
         undealt = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
         return sum(prod(pattern.shape(self.lengths)) for pattern in undealt)
 
     def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int | Fraction] | None:
-        """The lengths of the largest of so many subnets, these groups dealt out; None if one has too few units.
-
-        The length of a block is the odds that a subnet has it.
+        """The lengths of the largest of so many subnets; None if one has too few units. That of a block is the odds
+        that a subnet has it.
         """
         if any(self.lengths[name] < ranks for name in groups):
             return None
@@ -108,7 +107,7 @@ class Inferred:
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
     """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all.
 
-    ``full``: the network itself, if it has been built; it gets other values.
+    ``full``: the network itself; it gets other values.
     """
     shapes = _shapes(network)
     full = (full or network.build()).eval()
@@ -162,7 +161,7 @@ def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> d
 
 
 def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """The axes that double with a width, with the number of positions of a unit on each; or the problem."""
+    """The axes that double with a width, with a unit's positions on each; or the problem."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -193,7 +192,7 @@ def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Findin
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
     """The readings of a width under which its units can be permuted, or why there is none.
 
-    Some random weights let nothing through (all of a few units behind a ReLU are silent); others are tried then.
+    Some random weights let nothing through; others are tried then.
     """
     findings = []
     for seed in range(SEEDS):
@@ -210,7 +209,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
     """The readings that one small network proves; ``last``: no other will be tried.
 
-    A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
+    A reading that nothing spans is enough where no other width lies on its axes: nothing can cross it.
     """
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
@@ -270,7 +269,8 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
 """Functions that give axes of the same kind, which are read alike, the simplest guess first: axes with as many
-positions a unit; among them the same axis of each parameter; those of modules whose names differ in numbers alone."""
+positions a unit; the same axis of each parameter; those of modules whose names differ in numbers.
+"""
 
 
 def _readings(
@@ -278,8 +278,8 @@ def _readings(
 ) -> Iterator[Reading]:
     """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
 
-    ``ratios`` are in the order in which a network reads the axes. ``read``: the parameters that it had read where the
-    last way showed to be wrong, as do all that differ from it in others alone.
+    ``ratios`` are in the order in which the axes are read. ``read``: the parameters that were read where the last way
+    showed to be wrong, as do all that differ from it in others alone.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

@@ -1,9 +1,8 @@
 """A last layer of very many labels, which has the logits of one block of labels at a time in training.
 
-With several blocks neither the logits of a batch nor their gradient are ever complete in memory: the loss goes through
-the blocks, and its backward pass goes through them again and computes the logits anew (a fourth product beside three).
-With a single block its logits are kept, and become their own gradient. Plain SGD updates a block's weights as soon as
-their gradient is computed, which is not kept, either.
+The loss goes through the blocks, and its backward pass goes through them again and computes the logits anew (a fourth
+product beside three); those of a single block are kept, and become their own gradient. Plain SGD updates a block's
+weights as soon as their gradient is computed, which is not kept, either.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class LabelBlocks(Linear):
 
     deferred = False
     rate: float | None = None
-    """The learning rate of plain SGD whose step of the weight is taken in the backward pass; else None."""
+    """The learning rate of plain SGD that steps in the backward pass; else None."""
     decay = 0.0
 
     def __init__(self, inputs: int, labels: int, block: int = 0):

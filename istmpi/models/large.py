@@ -1,7 +1,6 @@
-"""A network that no rank may hold: its table is found with fewer units of each width, and written out for all.
+"""A network that no rank may hold, ``LARGE = True``: its table is found with few units, and written out for all.
 
-Its class says so: ``LARGE = True``. What depends on the number of units in another way than by shapes, as
-``GroupNorm(min(8, channels), channels)``, is not seen then.
+What depends on the number of units in another way than by shapes, as ``GroupNorm(min(8, c), c)``, is not seen then.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from istmpi.models.user import UserNetwork
 KEPT = 64
 """The most units of a width in the network that is inspected."""
 LEAST = 8
-"""The fewest units of a divisor of its length that is preferred."""
+"""The fewest units of a preferred divisor."""
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network, found in full or, of a class that is ``LARGE``, with few units.
-
-    Raises ConfigError for what cannot be trained.
+    """The table of a network, of a class that is ``LARGE`` found with few units; ConfigError for what cannot be
+    trained.
     """
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
@@ -80,7 +78,7 @@ def _bound(
     few: Mapping[str, int],
     groups: Mapping[str, int],
 ) -> float:
-    """The bound of initial values where it is that of a sum over an axis of the weight; otherwise as it is."""
+    """The bound of initial values, at full length where it is that of a sum over an axis of the weight."""
     axes = Pattern.parse(weight.axes).axes
     lengths = {axis.length(groups) for axis in axes if bound and abs(axis.length(few) ** -0.5 - bound) < 1e-12}
     if len(lengths) > 1:

@@ -1,8 +1,7 @@
 """The layers of a network that may be leaves: tried on a small network.
 
-The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it; else there are none. The layers of a weight that is
-read elsewhere, as a tied one that is multiplied by hand, are no leaves.
+Each leaf has its weight only while it is called itself, and the outputs must be, to the last bit, those of the network
+as its constructor makes it. Layers of a weight that is read elsewhere are no leaves.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ from istmpi.models.user import UserNetwork
 EXAMPLES = 2
 
 Leaves = dict[str, tuple[str, ...]]
-"""The names of leaves' parameters by the names of their modules."""
+"""The names of leaves' parameters, by module."""
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie.
-
-    ``full``: the network itself, if it has been built; it gets other values.
-    """
+    """The layers, with the names of their parameters, that compute alike wherever their rows lie."""
     for tried in (few(lengths), lengths):
         try:
             with one_thread():
@@ -41,7 +37,6 @@ def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Mod
 
 
 def _proved(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module | None) -> Leaves:
-    """ConfigError where the network cannot be built and run at these lengths."""
     real = (real or built(network, lengths)).eval()
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
     values = {}
@@ -67,7 +62,7 @@ def _tried(
     leaves: Leaves,
     x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
-    """The outputs with these leaves, None where it fails; and the parameters that were read elsewhere."""
+    """The outputs, None where it fails; and the parameters that were read elsewhere."""
     try:
         with without_values():
             module = built(network, lengths).eval()

@@ -11,24 +11,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 BLOCK_BYTES = 8 * 2**20
-"""Bytes of a gradient that are computed at a time, if somebody waits for it."""
+"""Bytes of a gradient that are computed at a time, if it is awaited."""
 
 
 class Linear(nn.Linear):
     """torch's layer, except that the gradient of its weight is written into the same memory in every step.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices, whose memory torch keeps,
-    and under autocast it is torch's layer and no more.
-
-    ``made``, if it is set, is called in the backward pass with the number of elements of ``weight.grad``, in their
-    order, that have their final values: several times for a large weight. It is not called while a recorded forward
-    pass has had no backward pass.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices and under autocast it is
+    torch's layer. ``made``, if it is set, is called in the backward pass with the number of elements of ``weight.grad``
+    that are final, but not while a recorded forward pass has had no backward pass.
     """
 
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
-    """The number of forward passes whose backward pass is still to come."""
+    """Forward passes whose backward pass is still to come."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
@@ -45,9 +42,8 @@ class Linear(nn.Linear):
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """A function that adds to rows of ``weight.grad``, or begins them; to be called for all rows, in their order.
-
-        It takes a slice of rows, the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
+        """A function that adds to rows of ``weight.grad``, or begins them; to be called for all rows, in their order,
+        with the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
         """
         self._awaited -= 1
         weight = self.weight

@@ -10,7 +10,7 @@ from istmpi.models.inner_loss import with_loss
 from istmpi.models.transformer import Transformer
 
 ALIGNED = 16
-"""Bytes of which a matrix's rows must be a multiple for `torch.nn.functional.grouped_mm`."""
+"""Bytes that must divide a row for `torch.nn.functional.grouped_mm`."""
 
 
 class MoE(Transformer):
@@ -79,7 +79,7 @@ class Experts(nn.Module):
         return made
 
     def _groups(self, x):
-        """Return True if each expert can compute its own tokens alone; exports, doubles and an old PyTorch cannot."""
+        """Return True if each expert can compute its own tokens alone; not in exports and in doubles."""
         if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
             return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()

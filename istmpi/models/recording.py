@@ -27,7 +27,7 @@ NORMALISATIONS = {
 }
 
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
-"""Operations that add two summands: their first tensor, and the result of the others."""
+"""Operations that add their first tensor and the result of the others."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Record:
     parameter: str
     normalises: bool
     sizes: tuple[int, ...]
-    """Rows, inner and columns for all examples; for a normalisation the numbers that it makes."""
+    """Rows, inner and columns for all examples; a normalisation's numbers."""
     axis: int | None = None
     gradients: int = 0
     of_input: bool = False
@@ -56,7 +56,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _Product:
-    """Two factors, the second one the weight if there is one, and the dimension of it that makes the columns."""
+    """Two factors, the second one the weight if there is one, and its dimension that makes the columns."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -67,13 +67,13 @@ class _Product:
 
 
 class Recorder(Watching):
-    """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
+    """Sees every operation on a network's tensors while it is entered."""
 
     def __init__(self, network: nn.Module, *inputs: torch.Tensor):
         super().__init__()
         self.records: list[Record] = []
         self.joins: set[tuple[int, int]] = set()
-        """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
+        """Products, by their records' numbers, whose outputs are added, and the second follows from the first."""
         self._parameters = dict(network.named_parameters())
         self._parameter_of = {storage_of(parameter): name for name, parameter in self._parameters.items()}
         self._of_examples = {storage_of(x) for x in inputs}
@@ -174,8 +174,8 @@ class Recorder(Watching):
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
-        Left out are recurrences: layers that made the other summand as well, at another time, and those of one
-        recurrent module; and tables of places, which several layers may add to what they make, as T5's.
+        Left out are recurrences: layers that made the other summand as well, and those of one recurrent module; and
+        tables of places, which several layers may add to what they make, as T5's.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.records[number].parameter for number in _bits(second)}

@@ -1,9 +1,8 @@
 """Blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961): found by doubling their number, proved.
 
-An integer of the constructor that counts the modules of a list has the residual blocks among them as its units. A block
-is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing: it adds their
-outputs to its input. The network must then compute the same whether the ends of a block are silent or the block is
-gone.
+The residual blocks of a list of modules are the units of the integer that counts it. A block is residual if its input
+comes out as it went in when some of its layers, its *ends*, make nothing. The network must then compute the same
+whether the ends are silent or the block is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold; what a network reads of it is the block's.
+    """The identity, in place of a ``block`` that a rank does not hold; its attributes are the block's.
 
     Where the block returns a tuple of ``outputs``, the others are None. ``made``: what it returns instead.
     """
@@ -59,8 +58,8 @@ def residual_blocks(
 ) -> tuple[tuple[ResidualBlock, ...], str]:
     """The residual blocks that an integer of the constructor counts, or the problem.
 
-    ``lengths``: of the widths that can be dealt out, which are tried at few units. ``full``: the network itself, which
-    gets other values.
+    ``lengths``: of widths that can be dealt out, tried at few units. ``full``: the network itself; it gets other
+    values.
     """
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
@@ -114,7 +113,7 @@ def _residual(
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The calls of each module in a forward pass: inputs, as it leaves them, named inputs and output."""
+    """The calls of each module: inputs, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
@@ -134,9 +133,8 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fewest layers of a block, the last ones, that must be silent for its input to come out; empty if none do.
-
-    They have their names in the block: the empty one is the block itself.
+    """The names of the fewest layers of a block, the last ones, that must be silent for its input to come out; empty if
+    none do.
     """
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
@@ -189,7 +187,7 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let layers have so many times their parameters, without which homogeneous ones are silent."""
+    """Let layers have so many times their parameters."""
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:

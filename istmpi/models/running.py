@@ -13,16 +13,13 @@ from istmpi.models.trials import large
 from istmpi.models.user import UserNetwork
 
 TOKENS = 8
-"""The length of a short window: axes are the same for all, and outputs may be many."""
+"""The length of a short window."""
 
 
 def running(
     network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Examples that a network takes, short windows if it can, and what ``run`` makes of them.
-
-    It is run in double precision, in its own where that fails or it is large.
-    """
+    """Examples that a network takes, short windows if it can, and what ``run`` makes of them, in double if it can."""
     if not large(module):
         module.to(torch.float64).eval()
         with suppress(ConfigError):
@@ -34,7 +31,7 @@ def running(
 def shortly(
     network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Short windows of examples, if ``run`` takes these, or else the examples; and what it makes of them."""
+    """Short windows of examples, if ``run`` takes these, else the examples; and what it makes of them."""
     if network.tokens:
         with suppress(ConfigError):
             return (short := (x[0][:, :TOKENS],)), run(*short)

@@ -1,7 +1,6 @@
-"""Tables of the networks that may be larger than one machine's memory: written down, without torch or an inspection.
+"""Tables of the networks that may be larger than memory: written down, without torch or an inspection.
 
-Tests hold each to what `istmpi.models.inspection` finds of small networks, except for the sums over the neighbours of a
-node, which an inspection does not see.
+Tests hold each to what `istmpi.models.inspection` finds of small networks, but for sums over neighbours.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class Facts:
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """The table of a network with all its ``settings``; None where only an inspection of the network gives one."""
+    """The table of a network with all its ``settings``; None where an inspection gives it."""
     return _TABLES[name](facts, settings) if name in _TABLES else None
 
 
 def has_table(name: str) -> bool:
-    """Return True if a network's table is written down, so that nothing of it need be tried at full size."""
+    """Return True if a network's table is written down, so that it need not be tried."""
     return name in _TABLES
 
 
@@ -110,7 +109,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """The table of a network whose examples are nodes, with a product of each layer in each of these ``lists``."""
+    """The table of a graph network, with a product of each layer in each of these ``lists``."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
@@ -150,7 +149,7 @@ class _Layers:
         self.operators: list[Operator] = []
 
     def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
-        """Add the weight of a product, ``[width, before]``, and perhaps its bias; ``centre``: that of the bias."""
+        """Add the weight of a product, ``[width, before]``, and perhaps its bias around ``centre``."""
         self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
         self.leaves[path] = (f"{path}.weight",)
         if bias:

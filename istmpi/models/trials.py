@@ -1,4 +1,4 @@
-"""Shared means of trying a network: few units, the same random numbers, hooks that are removed, outputs compared."""
+"""Means of trying a network: few units, the same random numbers, outputs compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 FEW = 4
-"""Units of each width in a small network, if the constructor takes so few."""
+"""Units of each width in a small network."""
 TOLERANCE = {torch.float64: 1e-5}
 """The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
 single precision even where all is in double."""
@@ -22,7 +22,7 @@ COARSE = 1e-3
 
 
 class Watching(TorchDispatchMode):
-    """A mode that sees each of PyTorch's operations, without that PyTorch imports its compiler for it."""
+    """A mode that sees each of PyTorch's operations, without its compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,7 +47,7 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Values for a network's parameters that let something through: float64, of a large one float32."""
+    """Values for a network's parameters that let something through: float64, or of a large one float32."""
     drawn, dtype = {}, torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
@@ -58,7 +58,7 @@ def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, t
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread: on small networks several threads only wait for each other."""
+    """PyTorch computes with one thread: several only wait for each other here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -39,10 +39,10 @@ _MISSING = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Width:
-    """An integer among a constructor's arguments: a number, or an element of a sequence of numbers."""
+    """An integer among a constructor's arguments, perhaps in a sequence."""
 
     name: str
-    """Its name as a unit group: the argument's, with a number from 1 behind it for an element of a sequence."""
+    """The argument's name, with a number from 1 behind it for an element of a sequence."""
     argument: str
     place: int | None
     length: int
@@ -50,27 +50,27 @@ class Width:
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A network's class with all arguments of its constructor; `user_network` makes it."""
+    """A network's class with all arguments; `user_network` makes it."""
 
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that gives the class and its source; called where the class is first needed."""
+    """A function that gives the class and its source where they are needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
     tokens: bool = False
-    """Examples are numbers of tokens below ``outputs``; the outputs for each are what may follow it."""
+    """Examples are tokens below ``outputs``, which are what may follow each."""
     sparse: bool = False
-    """Examples are sparse rows: numbers of features, where each row begins, and values."""
+    """Examples are sparse rows: features, where each row begins, values."""
     graph: bool = False
-    """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
+    """Examples are nodes: features, where each list of neighbours begins and the last ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
-    """The inputs of a batch of the user's own, perhaps trees; its outputs may then be any tree."""
+    """The inputs of a batch of the user's own; its outputs may be any tree."""
     _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, once it was built."""
+    """The values of the full network's frozen parameters."""
 
     @property
     def frozen(self) -> Collection[str]:
@@ -87,7 +87,7 @@ class UserNetwork:
 
     @property
     def widths(self) -> dict[str, Width]:
-        """The integers among the settings, by name: each may be a width of the network, and perhaps dealt out."""
+        """The integers among the settings: each may be a width."""
         widths = []
         for argument, value in self.settings.items():
             if _is_number(value):
@@ -98,7 +98,7 @@ class UserNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class says to deal out by default: its attribute ``DEALT``, of arguments or widths."""
+        """The widths that the class prefers to deal out (``DEALT``)."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
@@ -123,7 +123,7 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network with other lengths in place of some widths; ConfigError if its constructor refuses them."""
+        """The network with other lengths of some widths; ConfigError if its constructor refuses."""
         from torch import nn
         from torch.nn.parameter import is_lazy
 
@@ -157,10 +157,7 @@ class UserNetwork:
         return built
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
-        """Give frozen parameters the values of the full network, where they have the same shape.
-
-        What a constructor draws for them may depend on widths that it drew for before.
-        """
+        """Give frozen parameters of the same shape the full network's values: what is drawn may depend on widths."""
         import torch
 
         from istmpi.models.trials import seeded
@@ -177,7 +174,7 @@ class UserNetwork:
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
         """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own.
 
-        A batch of the user's whose tensors have other numbers of rows, as a graph's have, is taken whole.
+        A batch whose tensors have other numbers of rows, as a graph's have, is taken whole.
         """
         import torch
 
@@ -198,10 +195,8 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
-
-        ConfigError where it fails or returns something else. ``gradients``: recorded for a backward pass, as in
-        training.
+        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side; ConfigError where
+        it fails.
         """
         import torch
 
@@ -230,7 +225,7 @@ class UserNetwork:
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
 
     def _numbers_of(self, returned: Any) -> torch.Tensor:
-        """The floating-point numbers of a tree of outputs, side by side: ``[1, n]``."""
+        """The floating-point numbers of a tree: ``[1, n]``."""
         import torch
 
         numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
@@ -268,10 +263,7 @@ class UserNetwork:
 
 
 def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Turn frozen parameters into buffers, which every rank has from the constructor and nobody sends or steps.
-
-    Returns them by their names.
-    """
+    """Turn frozen parameters into buffers, which every rank has from the constructor; return them."""
     from torch import nn
 
     frozen = {}
@@ -298,8 +290,7 @@ def user_network(
     """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
     ``shape``: that of an example. ``outputs``: 0 where the data do not tell. ``example``: as `UserNetwork.example`;
-    settings may then say what the data tell otherwise. ``network``: the class, where it is loaded. Otherwise the code
-    of FILE.py:Class or package.module:Class is run.
+    settings may then say what data tell otherwise. ``network``: the class; else the code of a name is run.
     """
     _require_accepted(name, task)
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
@@ -365,7 +356,6 @@ def _shipped(name: str) -> tuple[type[nn.Module], Source]:
 
 
 def require_known(name: str) -> None:
-    """Refuse, with a ConfigError, a setting model.name that names no network."""
     if name not in SHIPPED and ":" not in name:
         more = ". A network of your own is FILE.py:Class or package.module:Class."
         raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
@@ -379,7 +369,7 @@ def _require_accepted(name: str, task: str) -> None:
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
-    """The arguments of a constructor that can be given by name, with their defaults."""
+    """The arguments of a constructor that have a name, with their defaults."""
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:
