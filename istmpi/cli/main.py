@@ -42,13 +42,13 @@ COMMANDS = {
 }
 """The commands in the order of help; True for one that runs on the ranks of an MPI job."""
 ALONE = [name for name, on_ranks in COMMANDS.items() if not on_ranks]
-"""Commands that need no MPI: each process is on its own, however many were started."""
+"""Commands that need no MPI."""
 ON_RANKS = (
     f"{', '.join(name for name, on_ranks in COMMANDS.items() if on_ranks)} run under mpirun; the others need no MPI."
 )
 
 FOR_THE_LAUNCHER = 5.0
-"""Seconds for a launcher to end the job with the code of a rank that is gone, before a rank that misses it does."""
+"""Seconds for a launcher to end the job with the code of a rank that is gone."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -62,7 +62,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The folder of the pages that were installed with this code; its name must stay in one piece to be copied."""
+"""The pages of this version; the name must stay in one piece to be copied."""
 
 
 @click.group(
@@ -189,7 +189,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """The message for a standard output that takes nothing more: of such a refusal the system names no file."""
+    """The message for a standard output that takes nothing more, for which no file is named."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:

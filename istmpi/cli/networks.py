@@ -35,7 +35,6 @@ class Described:
     architecture: Architecture
     examples: int | None
     smaller: Mapping[int, Architecture] = field(default_factory=dict)
-    """The networks for images of other sides that the run trains on first (`train.resolution`)."""
 
 
 def described(
@@ -46,10 +45,7 @@ def described(
     nodes: int = NODES,
     degree: float = DEGREE,
 ) -> Described:
-    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
-
-    The code of a network whose table is not written down is run, for the shape of its data.
-    """
+    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
@@ -109,7 +105,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    """Refuse, with a ConfigError, a deal that training would refuse, or subnets that the network's code does."""
+    """Refuse a deal that training would refuse, or subnets that the network's code does."""
     if cost.spec.deals and run.method.partition != ():
         network.require_dealable(cost.groups, run.model.scale != "none")
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt

@@ -54,7 +54,7 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def progress(in_bytes: bool = False) -> Iterator[Report]:
-    """A callback that shows progress on the standard error: a bar on a terminal, a line now and then in a log."""
+    """A callback that shows progress on the standard error."""
     stderr = console(stderr=True)
     if not stderr.is_terminal:
         yield _Lines(stderr, in_bytes)
@@ -85,9 +85,9 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of some files; print what is damaged or that a file is valid. DataError when one is damaged.
+    """Read every byte of some files; print what is damaged. DataError when one is.
 
-    ``unguarded`` is said of what version 1 of a format does not guard. Files ``listed`` in a folder may be gone by now.
+    ``unguarded`` is said of version 1. Files ``listed`` in a folder may be gone by now.
     """
     results = []
     with progress(in_bytes=True) as report:

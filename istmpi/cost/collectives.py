@@ -1,7 +1,7 @@
 """The ways in which ranks send each other parameters, and the demand of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, in a network in
-which every rank sends and receives at full rate at the same time.
+Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, where every rank
+sends and receives at full rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,25 +32,25 @@ class Load:
     busiest: Number
     """Bytes in or out of the busiest rank, whichever are more."""
     handled: Number = 0
-    """Bytes that the busiest rank copies on the way: packs, unpacks, or moves within its own memory."""
+    """Bytes that the busiest rank packs, unpacks or copies."""
     averaged: Number = 0
     """Bytes of copies that the busiest rank averages."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
-    """Fractions of the whole that are sent one after the other, each behind local steps."""
+    """Fractions that are sent one after the other, each behind local steps."""
     steps_behind: int = 0
     """Local steps behind which each part is sent."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A way of sending: its expected load and, if istmpi runs it, the exact bytes of a given round."""
+    """A way of sending: its expected load and, if istmpi runs it, exact bytes."""
 
     load: Callable[[Holdings], Load | None]
     """The load of one use; None where it is not used."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
+    """Bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
 
     def in_run(self, run: Run) -> "Collective":
         return self
@@ -82,7 +82,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Count the way from holders to the next holders; values that stay are copied, and the whole network once more."""
+    """Count the way from holders to the next holders; values that stay are copied."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -97,7 +97,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that."""
+    """Return IST's loads where units leave so many steps ``early``, and untrained ones before."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -131,7 +131,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(held: Holdings) -> Load | None:
-    """Return a round's part of the ring that averages undealt parameters every so many rounds."""
+    """Return a round's part of the ring that averages undealt parameters."""
     if not held.shared_every:
         return None
     load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every

@@ -10,12 +10,11 @@ from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""Copies of a network that take as long as to bring it to 4 bits and back, and to pick and pack its largest values:
-25 ms a million values in one thread, of which a copy takes 0.4 ms."""
+"""Copies of a network that take as long as to bring it to 4 bits and back, and to pick and pack its largest values."""
 
 
 def fragments(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> list[list[int]]:
-    """Return the bytes that each rank sends of the fragments of a round: ``[departure][rank]``."""
+    """Return the bytes of a round's fragments: ``[departure][rank]``."""
     settings, sent = run.method, []
     for departure in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
         sizes = {name: parameters[name].size(lengths) for name in departure.names}
@@ -27,7 +26,7 @@ def fragments(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[st
 
 
 def totals(run: Run, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> list[int]:
-    """Return the bytes that all ranks together send in each departure, for any number of ranks."""
+    """Return the bytes of all ranks in each departure, for any number of them."""
     settings, sent = run.method, []
     for departure in departures(parameters, settings.fragments, settings.local_steps, steps_behind(run)):
         elements = sum(parameters[name].size(lengths) for name in departure.names)

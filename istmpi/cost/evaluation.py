@@ -25,7 +25,7 @@ from istmpi.multilabel import TOP, Ranking
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""
 FLOPS_A_BYTE = 100
-"""The FLOPs of a rank in the time in which it sends a byte: 10 GFLOP and 100 MB a second."""
+"""The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
@@ -39,7 +39,7 @@ class Weights:
     nbytes: int
     gathered: int
     sharded: int
-    """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
+    """Bytes where they are sharded; an upper bound for tables."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,15 @@ class EvaluationPlan:
     gathered_bytes: int
     room: Number
     sent: int
-    """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
+    """Bytes that all ranks send; with local examples what is gathered."""
     by_units: bool = False
-    """True for a graph whose layers have their units spread over the ranks (`istmpi.evaluation.spread_units`)."""
+    """True for a graph whose layers have their units spread over ranks."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that every phase of training takes on every rank, and that are free during an evaluation.
+    """Bytes that training takes on every rank, and that are free during an evaluation.
 
-    For local graphs only gradients count: all ranks must find the same number, and activations depend on a rank's own
-    graph.
+    For local graphs only gradients count: activations depend on a rank's own graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
@@ -67,19 +66,16 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
 
 
 MOST_LOGITS = 2**26
-"""Logits of a pass over windows of text, or rows of very many labels, if it has more than one: 256 MiB."""
+"""Logits of a pass over windows or sparse rows, if it has more than one."""
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the windows of text, or sparse rows, of a pass: at most ``batch``, each with ``logits`` logits."""
+    """Return the windows of text, or sparse rows, of a pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
-
-    A residual block, with the stream beside it, takes up to 2.5 times as much.
-    """
+    """Bytes that a pass makes at least: its examples, and the widest outputs before and behind a norm."""
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
@@ -101,10 +97,10 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """Plan an evaluation on so many ranks, with ``room`` for gathered weights.
+    """Plan an evaluation with ``room`` for gathered weights.
 
-    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded
-    head sends only its highest outputs (`istmpi.multilabel.Parts`), and nothing in a calibration.
+    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded head sends only its
+    highest outputs, and nothing in a calibration.
     """
     sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
@@ -210,7 +206,7 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """Count the bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
+    """Count the bytes that all ranks send for a sharded leaf in a forward pass."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

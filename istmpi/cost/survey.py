@@ -35,7 +35,7 @@ class Scenario:
         return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:
-        """Return the seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
+        """Return the seconds of an epoch of plain SGD in one process."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
@@ -43,7 +43,7 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Say whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
+        """Say whether a method has something to deal out, if it deals."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
@@ -67,7 +67,6 @@ def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> 
 
 
 def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
-    """Return an architecture that costs as much as this one with other full lengths."""
     other = copy(architecture)
     other.lengths = lengths
     return other

@@ -16,7 +16,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The default targets allow so much more error than the best score that all runs reach."""
+"""The share of error that the default targets allow beside the best score that all reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -24,7 +24,7 @@ OFF_THE_CLOCK = ("evaluate", "save")
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Names of phases, each once: in the order of a round, then others, then those that are off the clock."""
+    """Names of phases, in the order of a round, those off the clock last."""
     names, order = list(dict.fromkeys(phases)), list(PHASES)
     return sorted(names, key=lambda name: (name in OFF_THE_CLOCK, order.index(name) if name in PHASES else len(order)))
 
@@ -87,7 +87,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over common seeds, else of medians; None if never reached."""
+        """The figure over the best group's: the median over common seeds, else of medians."""
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
@@ -103,7 +103,7 @@ class Comparison:
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The figures, one row for each method and target, for programs; None where a target was not reached."""
+        """The figures, one row for each method and target."""
         rows = []
         for group in self.groups:
             for target in self.targets:
@@ -127,7 +127,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
+    """Group runs by method and settings; without targets take `default_targets`.
 
     DataError for runs that cannot be compared, ConfigError for a target that the score cannot have.
     """
@@ -152,9 +152,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """The data sets of runs: by the file's name, for jobs copy it to folders of their own, and its contents.
-
-    Runs that do not name theirs, as other programs' may not, count to the only data set, if there is one.
+    """The data sets of runs: by the file's name, for jobs copy it to other folders, and its contents. Runs that do not
+    name theirs count to the only data set.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
@@ -187,9 +186,9 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """The best score that all runs reach, those with a quarter and with half more error; three digits.
+    """The best score that all runs reach, those with a quarter and half more error; three digits.
 
-    Runs that failed or are not finished count only where there are no others.
+    Runs that are not finished count only where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 
 LONGEST = 200
-"""Characters of a text in a picture: a longer one would leave no room for the picture."""
+"""The most characters of a text in a picture."""
 WIDEST = 26
 
 LOOK = {
@@ -46,7 +46,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw in, without a user's settings of matplotlib or its warnings; ImportError without it."""
+    """A context to draw in, without a user's settings; ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

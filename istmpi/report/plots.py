@@ -17,10 +17,7 @@ PICTURE = "progress.png"
 
 
 def draw(folder: Path) -> Path:
-    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
-
-    ImportError without matplotlib, DataError where the record is damaged, OutputError where it cannot be written.
-    """
+    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes."""
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
     title, method = folder.name, ""

@@ -22,7 +22,7 @@ class Sheet:
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
-    """The columns of each row with its best figure; none where there is nothing to choose from."""
+    """The columns of each row with its best figure."""
 
 
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -33,7 +33,7 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """The tables of a comparison: the way to each target, figure by figure, then the end of every method."""
+    """The tables of a comparison: the way to each target, then the end."""
     groups = comparison.groups
     columns = tuple(group.label for group in groups)
     made = []

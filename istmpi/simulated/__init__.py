@@ -49,8 +49,7 @@ UNDISTURBED = Faults()
 def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
     """Run a program on simulated ranks: it is called once for each, with a communicator of all.
 
-    The outcome is a function of the program and the faults alone. A killed rank, and an exception that not all ranks
-    know of, end the job.
+    The outcome is a function of the program and the faults alone. An exception that not all ranks know of ends the job.
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))

@@ -1,4 +1,4 @@
-"""The stand-in for mpi4py: its MPI module, and communicators with the calls that `istmpi.comm` makes or tests need."""
+"""The stand-in for mpi4py: its MPI module, and communicators."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimulatedCommunicator:
     def _collective(
         self, name: str, brought: Any, needs: Sequence[int] | None, leave: Callable[[list[Any]], Any] = lambda _: None
     ) -> Request:
-        """``needs``: the ranks of whom this one needs something, None for all; ``leave``: takes what all brought."""
+        """``needs``: the ranks of whom this one needs something, None for all."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
         return self._job.collectives.enter(

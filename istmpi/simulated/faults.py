@@ -15,7 +15,7 @@ CALL_SECONDS = 1e-6
 MESSAGE_SECONDS = 1e-5
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
-"""A larger message waits at its sender until it is received, as MPI libraries do; what is drawn does so at random."""
+"""A larger message waits at its sender until it is received."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that is gone at one of its MPI calls: before it does anything, or when what it sends is ``posted``."""
+    """A rank that is gone at one of its calls, or when what it sends is ``posted``."""
 
     rank: int
     call: int
@@ -41,7 +41,7 @@ class Faults:
     """The faults of a simulated job. Without a seed all calls take the same time, and all messages."""
 
     seed: int | None = None
-    """Draws the time that every call and message takes, and all that MPI leaves open."""
+    """Draws the time of calls and messages, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     kills: Sequence[Kill] = ()

@@ -1,7 +1,7 @@
-"""Messages from rank to rank of a simulated job: delayed, overtaking each other where MPI allows it, matched as by MPI.
+"""Messages from rank to rank of a simulated job, matched as by MPI.
 
-Two messages from one rank to another with the same tag arrive in the order in which they were sent; others need not.
-A receive with any tag gets the first message of its sender that was not received.
+Two messages from one rank to another with the same tag arrive in the order in which they were sent; others need not. A
+receive with any tag gets the first message of its sender that was not received.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranks of a simulated job, what befalls them, and what they wait for: all that is not about messages."""
+"""The ranks of a simulated job, what befalls them, and what they wait for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Network:
     # ---- a rank's calls
 
     def call(self, rank: int, name: str) -> None:
-        """Begin a rank's call of MPI: time goes by, others may run, and the faults of this call happen."""
+        """Begin a rank's call: time goes by, others may run, faults happen."""
         self.scheduler.tasks[rank].rest = FIRST_REST
         self.poll(rank, name)
 
@@ -119,7 +119,7 @@ class Network:
         self.scheduler.pause(task)
 
     def standstill(self) -> SimulationError | None:
-        """The error that says for what all remaining ranks wait, once nothing can come any more."""
+        """The error that says for what ranks wait, once nothing can come."""
         left = self.scheduler.left()
         if not left:
             return None
@@ -138,7 +138,7 @@ class Network:
 
 
 class Context:
-    """A communicator as all its ranks have it: its number, and its members by their ranks in the world."""
+    """A communicator as all its ranks have it: its number and members."""
 
     def __init__(self, network: Network, members: Iterable[int]):
         self.number = network.next_context()
