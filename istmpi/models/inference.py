@@ -11,21 +11,18 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
-from math import prod
 
 import torch
 
-from istmpi.engine.axes import Pattern, with_odds
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
 from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
-from istmpi.models.running import shortly
 from istmpi.models.table import ResidualBlock, inside, unit_of
-from istmpi.models.trials import one_thread
+from istmpi.models.trials import one_thread, shortly
 from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
@@ -81,27 +78,6 @@ class Inferred:
     def widths(self) -> dict[str, int]:
         """The full length of every other width that can be dealt out."""
         return {name: length for name, length in self.lengths.items() if name not in self.blocks}
-
-    @property
-    def elements(self) -> int:
-        return self.held(self.lengths)
-
-    def replicated(self, groups: Collection[str]) -> int:
-        """Elements of parameters that every rank has where these groups are dealt out."""
-        undealt = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
-        return sum(prod(pattern.shape(self.lengths)) for pattern in undealt)
-
-    def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int | Fraction] | None:
-        """The lengths of the largest of so many subnets; None if one has too few units. That of a block is the odds
-        that a subnet has it.
-        """
-        if any(self.lengths[name] < ranks for name in groups):
-            return None
-        dealt = {name: -(-length // ranks) if name in groups else length for name, length in self.lengths.items()}
-        return with_odds(self.lengths, self.parameters.values(), dealt)
-
-    def held(self, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
-        return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:

@@ -17,9 +17,8 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.running import TOKENS, running, shortly
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, seeded
+from istmpi.models.trials import FEW, TOKENS, Watching, alike, hooked, random_values, running, seeded, shortly
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)

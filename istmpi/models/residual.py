@@ -17,9 +17,8 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.leaves import shaped
-from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
-from istmpi.models.trials import alike, few, hooked, random_values
+from istmpi.models.trials import alike, few, hooked, random_values, running
 from istmpi.models.user import UserNetwork, Width
 from istmpi.trees import mapped
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.models.operators import EPSILON, Operator
+from istmpi.settings import convert
 
 
 @dataclass(frozen=True)
@@ -135,44 +136,8 @@ class Table:
     def from_tree(tree: Mapping[str, Any]) -> Table:
         """The inverse of `tree`, also of earlier versions; any exception for what is no table."""
 
-        def names(key: str) -> dict[str, tuple[str, ...]]:
-            return {name: tuple(several) for name, several in tree.get(key, {}).items()}
-
-        def lengths(key: str) -> dict[str, int]:
-            return {name: int(length) for name, length in tree.get(key, {}).items()}
-
-        return Table(
-            source=str(tree["source"]),
-            settings=dict(tree["settings"]),
-            groups=lengths("groups"),
-            fixed=lengths("fixed"),
-            undealt=dict(tree["undealt"]),
-            parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
-            computed=tuple(tree.get("computed", ())),
-            norms={name: BatchNormalisation(**entry) for name, entry in tree["norms"].items()},
-            sums=names("sums"),
-            uses=None
-            if (uses := tree.get("uses")) is None
-            else tuple(Use(**{**use, "groups": tuple(use["groups"])}) for use in uses),
-            folded=names("folded"),
-            unscaled=names("unscaled"),
-            stochastic=bool(tree["stochastic"]),
-            operators=tuple(
-                Operator(**{**entry, "shape": Pattern.parse(entry["shape"])}) for entry in tree["operators"]
-            ),
-            normalised=tuple(tree["normalised"]),
-            residual=dict(tree["residual"]),
-            inexact=tuple(tree["inexact"]),
-            preferred=tuple(tree.get("preferred", ())),
-            blocks={
-                name: tuple(ResidualBlock(**{**block, "ends": tuple(block["ends"])}) for block in blocks)
-                for name, blocks in tree.get("blocks", {}).items()
-            },
-            leaves=names("leaves"),
-            exits=int(tree.get("exits", 1)),
-            head=str(tree.get("head", "")),
-            stages=tuple(tree.get("stages", ())),
-        )
+        operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
+        return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
         """The first fact that another table has otherwise; source, initial values and products may differ."""

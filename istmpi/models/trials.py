@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
+
+from istmpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from istmpi.models.user import UserNetwork
 
 FEW = 4
 """Units of each width in a small network."""
@@ -19,6 +25,8 @@ IN_DOUBLE = 10**8
 """The most weights of a network that is run in double precision."""
 COARSE = 1e-3
 """This largest difference for outputs of other precisions."""
+TOKENS = 8
+"""The length of a short window."""
 
 
 class Watching(TorchDispatchMode):
@@ -83,3 +91,25 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def running(
+    network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Examples that a network takes, short windows if it can, and what ``run`` makes of them, in double if it can."""
+    if not large(module):
+        module.to(torch.float64).eval()
+        with suppress(ConfigError):
+            return shortly(network, network.examples(count, torch.float64), run)
+    module.to(torch.get_default_dtype()).eval()
+    return shortly(network, network.examples(count, torch.get_default_dtype()), run)
+
+
+def shortly(
+    network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Short windows of examples, if ``run`` takes these, else the examples; and what it makes of them."""
+    if network.tokens:
+        with suppress(ConfigError):
+            return (short := (x[0][:, :TOKENS],)), run(*short)
+    return x, run(*x)
