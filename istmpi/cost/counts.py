@@ -156,7 +156,7 @@ def cost(
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
-    sends = [COLLECTIVES[name].in_run(run) for name in spec.sends]
+    sends = [COLLECTIVES[name](run) for name in spec.sends]
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
@@ -202,7 +202,7 @@ def cost(
         loads=loads,
         sent_part=spec.sent_part(run),
         tensors=tensors,
-        start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start) + first,
+        start_bytes=(1 + stored) * sum(COLLECTIVES[name](run).load(held).sent for name in spec.sends_at_start) + first,
         since=spec.sends_since(run),
     )
 

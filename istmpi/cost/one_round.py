@@ -71,7 +71,7 @@ def _sent(
         sent += leg_bytes(Leg("pull", everything, route.owners, route.deal(round)), ranks, architecture.lengths)
     if round >= spec.sends_since(run):
         for name in spec.sends:
-            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].in_run(run).sent(moved, route.owners, spec.wire(run))
+            sent += spec.sends_in_a_round(run) * COLLECTIVES[name](run).sent(moved, route.owners, spec.wire(run))
     return sent
 
 

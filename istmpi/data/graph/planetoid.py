@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.files.pickles import read_pickle
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 
@@ -80,13 +80,11 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     files = {name.removeprefix(prefix): content for name, content in archive.read([prefix + part for part in PARTS])}
 
     def pickled(part: str, kind: type) -> object:
-        try:
+        with reading(f"{where}{part} is no pickle of Planetoid's", again, ValueError):
             value = read_pickle(files[part])
-        except PickleError as error:
-            raise DataError(f"{where}{part} is no pickle of Planetoid's: {error}. {again}") from None
-        if not isinstance(value, kind):
-            raise DataError(f"{where}{part} is no pickle of Planetoid's: it holds no {kind.__name__}. {again}")
-        return value
+            if not isinstance(value, kind):
+                raise ValueError(f"it holds no {kind.__name__}")
+            return value
 
     def matrix(part: str) -> np.ndarray:
         parts = pickled(part, dict)
@@ -112,9 +110,8 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     if not fits or others.shape[1] != tested.shape[1] or index.min() < len(others) or len(learnt) > len(others):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
     pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
-    if not all(type(node) is int and isinstance(heard, list) for node, heard in pairs) or not all(
-        type(other) is int for _, heard in pairs for other in heard
-    ):
+    lists = all(type(node) is int and isinstance(heard, list) for node, heard in pairs)
+    if not lists or not all(type(other) is int for _, heard in pairs for other in heard):
         raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)

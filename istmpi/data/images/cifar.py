@@ -9,9 +9,10 @@ import numpy as np
 
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.files.pickles import read_pickle
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
+from istmpi.foreign import reading
 from istmpi.tasks import CLASSIFICATION
 
 SHAPE = (3, 32, 32)
@@ -86,12 +87,9 @@ def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.
 
 
 def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
-    wrong = f"{path} is not one of CIFAR's pickles:"
-    try:
+    with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
         values = read_pickle(content)
-    except PickleError as error:
-        raise DataError(f"{wrong} {error}. Download it again.") from error
-    for key, kind in kinds.items():
-        if not isinstance(values, dict) or not isinstance(values.get(key), kind):
-            raise DataError(f"{wrong} it has no {kind.__name__} {key.decode()}. Download it again.")
-    return values
+        for key, kind in kinds.items():
+            if not isinstance(values, dict) or not isinstance(values.get(key), kind):
+                raise ValueError(f"it has no {kind.__name__} {key.decode()}")
+        return values
