@@ -14,13 +14,11 @@ from istmpi.units import in_seconds
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
-"""Rounds of the methods' own papers."""
 TRANSFER_SHARE = 0.2
 """The largest share of a round for transfers; more local steps would save little more."""
 LEAST_SHARE = 0.1
 """The least share of the network that an example trains: an eighth helps, a twentieth harms."""
 LEAST_EFFICIENCY = 0.5
-"""The least efficiency against one process."""
 WORTH_IT = 1.25
 """The factor by which a method that changes more of what is learnt must be faster."""
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")

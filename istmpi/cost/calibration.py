@@ -58,6 +58,5 @@ def calibration_examples(
 def evaluation_share(
     run: Run, architecture: Architecture, ranks: int, trained: int, passed: int, sharded: Collection[str]
 ) -> float:
-    """The part of a run's FLOPs that its evaluations take."""
     evaluation = passed * forward_flops(architecture, ranks, sharded)
     return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

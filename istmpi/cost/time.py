@@ -28,7 +28,6 @@ class RoundTime:
 
 
 def step_seconds(part: PartCost, cluster: Cluster) -> float:
-    """Return the seconds of a local step of the slowest of these ranks."""
     return (
         float(part.flops.products) / cluster.speed(part.part.ranks)
         + part.flops.product_count * cluster.product_seconds

@@ -38,7 +38,6 @@ class Split(ABC):
     """Examples that are read by number; by default without labels, shape and normalisation."""
 
     ahead = 0
-    """The number of batches to read ahead of the step that takes them."""
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -53,22 +52,7 @@ class Split(ABC):
         """Return all targets, [n] int64, or [n, outputs] float32 or uint8; read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
-    def normalised_by(self, normalisation: Normalisation | None) -> Split:
-        """Return the same examples with another normalisation; None: as they are stored."""
-        assert normalisation is None
-        return self
-
     def reshaped(self, shape: tuple[int, ...]) -> Split:
-        return self
-
-    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """Return the same examples, with numbers to predict less a mean and divided by a deviation."""
-        assert targets is None, targets
-        return self
-
-    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> Split:
-        """Return the same examples, with the offset ``here``, not ``there``, subtracted from numbers to predict."""
-        assert there is here is None, (there, here)
         return self
 
     def resized(self, side: int) -> Split:
@@ -170,7 +154,6 @@ class Dataset:
     """``[features]`` float64 that examples are less than in the source; ``target_offset`` [outputs] likewise."""
     target_offset: np.ndarray | None = None
     own_task: type[Task] | None = None
-    """The loss and score of the user's, where ``task`` names no other."""
     network: type | None = None
     example: tuple[Any, ...] | None = None
     """The inputs of a batch that no kind of data describes, perhaps trees."""
@@ -216,4 +199,9 @@ class Dataset:
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     def _with(self, method: str, *arguments: Any) -> Dataset:
-        return replace(self, splits={name: getattr(split, method)(*arguments) for name, split in self.splits.items()})
+        """Change each split by its method; those of a kind that has none stay as they are."""
+        splits = self.splits.items()
+        return replace(
+            self,
+            splits={name: getattr(split, method, lambda *_, same=split: same)(*arguments) for name, split in splits},
+        )

@@ -50,14 +50,12 @@ from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
 Opened = tuple[dict[str, Split], dict[str, Any]]
-"""The splits of a data set, and the facts of its kind."""
 OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "numbers": open_examples,
     "text": open_text,
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
-"""The kinds of data, as the ``inputs`` of tasks name them."""
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large, and are checked as they are read."""
 
@@ -160,7 +158,6 @@ class PreparedFile:
         return None if dataset is None else tuple(dataset.asstr()[()])
 
     def mapped(self, name: str) -> np.memmap:
-        """Return a dataset as a read-only memory map."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):

@@ -1,7 +1,5 @@
 """The meaning of a column of labels: classes, several labels, or numbers to predict."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from istmpi.data.files.notes import Notes, first_of

@@ -36,7 +36,6 @@ class Moments:
 
     @property
     def parts(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """The arguments of `merge`."""
         return self._count, self._mean, self._squares
 
     def merge(self, more: int, mean: np.ndarray, squares: np.ndarray) -> None:

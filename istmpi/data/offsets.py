@@ -1,7 +1,5 @@
 """Numbers too close together for float32, such as Unix times: refused; an earlier istmpi subtracted an offset."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from istmpi.errors import DataError
@@ -14,7 +12,6 @@ NARROWEST = 2.0**-19
 NOISE = 4 * np.finfo(np.float64).eps
 """Floats that differ by a smaller share of the largest are rounded."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
-"""Datasets with the offsets of examples and of numbers to predict."""
 NAMED = 5
 
 

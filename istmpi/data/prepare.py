@@ -93,20 +93,13 @@ def prepare(
         notes.leave_out(line)
     return Report(
         target=target,
-        task=material.task,
-        shape=material.shape,
         features=int(np.prod(material.shape)) if material.shape else 0,
-        classes=material.classes,
-        counts=material.counts,
         split=decoder.split,
         of_class=_of_class(material),
-        skipped=material.skipped,
-        assumed=notes.assumed,
-        left_out=notes.left_out,
-        reading=notes.reading,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
-        facts=dict(material.facts),
+        **{name: getattr(material, name) for name in ("task", "shape", "classes", "counts", "skipped", "facts")},
+        **vars(notes),
     )
 
 

@@ -1,7 +1,5 @@
 """The writer of prepared files: a file appears whole, every dataset of it guarded by checksums, or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -39,7 +37,6 @@ class Material:
     source: str
     task: str
     shape: tuple[int, ...]
-    """The shape of an example, channels first."""
     outputs: int
     classes: tuple[str, ...] | None
     counts: Mapping[str, int]

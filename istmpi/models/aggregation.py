@@ -16,7 +16,6 @@ FEW = 0.1
 """The share of features that are not zero below which a training step multiplies these alone."""
 
 SLOPE = 0.2
-"""The slope of the leaky ReLU behind attention's scores."""
 
 
 class Edges:
@@ -41,7 +40,6 @@ class Edges:
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
-        """The mean over the neighbours of each node; zero where it has none."""
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:

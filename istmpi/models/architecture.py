@@ -209,13 +209,11 @@ class Architecture:
             scale_sums(network, lambda: (calls, weights))
 
     def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
-        """The factors of sums that are scaled where they are called."""
         keys = self.keys_of_uses(lengths).items()
         factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
         return {key: factor for key, factor in factors.items() if factor != 1}
 
     def keys_of_uses(self, lengths: Mapping[str, int]) -> dict[tuple[Any, ...], Use]:
-        """The sums that are scaled where they are called in a network of these lengths."""
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
     def _scaled_weights(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[str, float]:

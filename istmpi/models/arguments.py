@@ -18,7 +18,6 @@ DATA_ARGUMENTS = {
     "features": "how many numbers an example has",
     "outputs": "how many classes there are, or numbers to predict",
 }
-"""The arguments that are filled in from the data."""
 TYPES = {
     "int": int,
     "float": float,

@@ -6,8 +6,6 @@ The declared axes are tried in place of all other readings, and proved like them
 inferred.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from istmpi.engine.axes import Axis, Pattern

@@ -1,7 +1,5 @@
 """A graph attention network (Veličković et al. 2018, arXiv 1710.10903), whose heads are dealt out."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 

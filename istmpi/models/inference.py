@@ -5,8 +5,6 @@ An axis that doubles with an integer is ``a * units * b``. Where ``a * b`` is mo
 cannot be dealt out.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +24,6 @@ from istmpi.models.trials import one_thread, shortly
 from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
-"""The most readings of a width that are tried."""
 SEEDS = 4
 COUNTS = "it decides which parameters there are"
 """The problem of an integer that may count blocks."""
@@ -34,8 +31,6 @@ COUNTS = "it decides which parameters there are"
 
 @dataclass(frozen=True)
 class Finding:
-    """The axes that go with a width, or the reason why it cannot be dealt out."""
-
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
@@ -57,8 +52,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The named axes of all parameters of a network, and the finding for each width."""
-
     parameters: Mapping[str, Pattern]
     findings: tuple[Finding, ...]
 

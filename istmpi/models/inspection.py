@@ -3,8 +3,6 @@
 The network is built twice in its full size, with different random numbers, and run on two examples.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +35,6 @@ Contents = Mapping[str, tuple[int, float | None]]
 
 
 def inspect(network: UserNetwork) -> Table:
-    """The table of a network; ConfigError for whatever cannot be trained."""
     return examine(network)[0]
 
 
@@ -97,8 +94,6 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
 
 @dataclass(frozen=True)
 class _Watched:
-    """The layers that a forward pass has shown."""
-
     norms: Mapping[str, Calibrated]
     called: frozenset[str]
     bare: frozenset[str]

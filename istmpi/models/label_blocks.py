@@ -56,8 +56,6 @@ class LabelBlocks(Linear):
 
 @dataclass(frozen=True)
 class Deferred:
-    """The outputs of `LabelBlocks`, not yet computed."""
-
     layer: LabelBlocks
     x: torch.Tensor
 

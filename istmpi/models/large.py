@@ -3,8 +3,6 @@
 What depends on the number of units in another way than by shapes, as ``GroupNorm(min(8, c), c)``, is not seen then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -57,7 +55,11 @@ def _with_few_units(network: UserNetwork) -> Table:
     entries = {}
     for name, entry in table.parameters.items():
         shape = Pattern.parse(entry.axes).shape(groups)
-        _require(network, name, tuple(parameters[name].shape) if name in parameters else (), shape)
+        if (there := tuple(parameters[name].shape) if name in parameters else ()) != shape:
+            raise ConfigError(
+                f"{network.name}: LARGE = True, but {name} has the shape {there}, and {shape} by what was found with "
+                f"few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
+            )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
         bound = bounds.get(name) or _bound(network, name, entry.bound, weight, table.groups, groups)
         entries[name] = replace(entry, bound=bound if entry.bound else 0.0)
@@ -87,11 +89,3 @@ def _bound(
             f"tell from another. Give these widths lengths with other divisors up to {KEPT}."
         )
     return lengths.pop() ** -0.5 if lengths else bound
-
-
-def _require(network: UserNetwork, name: str, there: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    if there != shape:
-        raise ConfigError(
-            f"{network.name}: LARGE = True, but {name} has the shape {there}, and {shape} by what was found with few "
-            f"units. Leave LARGE out, or use widths with divisors up to {KEPT}."
-        )

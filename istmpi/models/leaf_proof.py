@@ -4,8 +4,6 @@ Each leaf has its weight only while it is called itself, and the outputs must be
 as its constructor makes it. Layers of a weight that is read elsewhere are no leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 
@@ -21,7 +19,6 @@ from istmpi.models.user import UserNetwork
 EXAMPLES = 2
 
 Leaves = dict[str, tuple[str, ...]]
-"""The names of leaves' parameters, by module."""
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:

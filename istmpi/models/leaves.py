@@ -25,7 +25,6 @@ from istmpi.models.trials import Watching
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 BLOCK = 2**22
-"""Elements of a weight that are made at a time in a trial."""
 
 Values = Mapping[str, torch.Tensor]
 

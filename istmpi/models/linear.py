@@ -1,7 +1,5 @@
 """A linear layer whose gradient stays in place, and can be sent in parts while the rest is still being computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,7 +9,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 BLOCK_BYTES = 8 * 2**20
-"""Bytes of a gradient that are computed at a time, if it is awaited."""
 
 
 class Linear(nn.Linear):
@@ -38,7 +35,6 @@ class Linear(nn.Linear):
         self._memory = None
 
     def expect_gradient(self) -> None:
-        """Note a recorded forward pass, whose backward pass is to come."""
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:

@@ -1,7 +1,5 @@
 """A decoder for text whose feed-forward units are experts, of which a token takes the best (arXiv 2101.03961)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Batch normalisation without running statistics, whose moments can be set once the full network is calibrated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -31,8 +29,6 @@ class Calibrated:
 
 
 class BatchNorm(Calibrated, nn.Module):
-    """The normalisation of PyTorch's own layers, without anything else."""
-
     def __init__(self, units: int, affine: bool, dtype: torch.dtype | None = None):
         super().__init__()
         self.num_features, self.eps = units, EPSILON

@@ -1,7 +1,5 @@
 """Operators: every product of a network's forward pass, as a matrix product of named lengths. Pure, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +12,6 @@ Number = int | Fraction
 AGGREGATION = "Aggregation"
 """The kind of a graph's sums over the neighbours of a node."""
 EPSILON = 1e-5
-"""The number that PyTorch's normalisations add to a variance by default."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,10 @@ class Operator:
         return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
 
     def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
-        """FLOPs of the forward and of the backward pass: two for each multiply-add."""
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
 
     def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Numbers that bags add up, each multiplied by its value."""
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:

@@ -5,8 +5,6 @@ some of the units must compute the same as the full one whose other units are si
 normalisation, or a scale by their number.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +23,6 @@ UNITS = (5, 7, 11)
 """Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
 of an axis: else a wrong reading may permute another width's units, and change nothing."""
 DIVISORS = 64
-"""The largest divisor of a width that is tried where no such primes are taken."""
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 PERMUTATIONS = 2

@@ -1,7 +1,5 @@
 """The operations of a forward pass as PyTorch computes them: products with their sizes, and normalisations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +30,6 @@ ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "
 
 @dataclass(frozen=True)
 class Record:
-    """A product or a normalisation of a forward pass."""
-
     module: str
     kind: str
     parameter: str
@@ -190,7 +186,6 @@ class Recorder(Watching):
         return storage_of(tensor) not in self._of_examples
 
     def _axis(self, product: _Product, name: str) -> int | None:
-        """The axis of a parameter along which a dimension of a view of it runs."""
         parameter = self._parameters.get(name)
         view, dimension = product.weight, product.dimension
         if parameter is None or view.numel() != parameter.numel():

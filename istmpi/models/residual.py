@@ -5,8 +5,6 @@ comes out as it went in when some of its layers, its *ends*, make nothing. The n
 whether the ends are silent or the block is gone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -186,7 +184,6 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let layers have so many times their parameters."""
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:

@@ -1,7 +1,5 @@
 """GraphSAGE with the mean over neighbours (Hamilton et al. 2017, arXiv 1706.02216), wide as in GIST (2102.10424)."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 

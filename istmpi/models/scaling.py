@@ -36,18 +36,14 @@ DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function in a network's code that takes a sum."""
-
     function: str
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
     """The power of the sum's factor that the result has."""
     detail: str = ""
-    """The equation of an einsum, or the axes that are summed over."""
     module: str = ""
     parameter: str = ""
-    """The parameters among the operands, joined by commas."""
     inner: int = field(default=0, compare=False)
     """The length that is summed over, where calls differ in it."""
     operands: Sequence[Any] = field(default=(), compare=False)
@@ -192,7 +188,6 @@ class Scaled(TorchFunctionMode):
 
 @contextmanager
 def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
-    """Let a network have some of its parameters times their factors."""
     factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
     products: dict[int, torch.Tensor] = {}
     changed = []

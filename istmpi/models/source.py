@@ -45,7 +45,6 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
 
 
 def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
-    """The class, and the module that it was read from."""
     from torch import nn
 
     module, class_name = module_of("--model", name, "Class")
@@ -61,7 +60,6 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
 
 
 def class_name(kind: type[nn.Module]) -> str:
-    """The name FILE.py:Class or package.module:Class of a loaded class."""
     from torch import nn
 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -97,8 +95,6 @@ def _source_of(kind: type, module: ModuleType) -> Source:
 
 @dataclass(frozen=True)
 class _Home:
-    """The folder that a module's imports are looked up in, and the module's file."""
-
     folder: Path
     file: Path
 
@@ -112,7 +108,6 @@ class _Home:
         return _Home(file.parents[min(above, len(file.parents) - 1)], file)
 
     def collect(self, files: dict[Path, str], libraries: set[str]) -> None:
-        """Add the module's file and all that it imports from its folder; and other libraries."""
         waiting = [self.file]
         while waiting:
             file = waiting.pop()

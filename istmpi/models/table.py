@@ -26,8 +26,6 @@ class ParameterEntry:
 
 @dataclass(frozen=True)
 class BatchNormalisation:
-    """A normalisation over the batch."""
-
     units: int
     epsilon: float = EPSILON
 
@@ -73,8 +71,6 @@ Blocks = Mapping[str, Sequence[ResidualBlock]]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A network without the way to build it."""
-
     source: str = ""
     """A hash of the class's files; empty for a table written down."""
     settings: Mapping[str, Any]
@@ -123,7 +119,6 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups that are dealt out by default."""
         patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
         scaled = [group for group in self.groups if not any(group in names for names in self.unscaled.values())]
         return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)

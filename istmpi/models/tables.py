@@ -3,8 +3,6 @@
 Tests hold each to what `istmpi.models.inspection` finds of small networks, but for sums over neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +18,6 @@ from istmpi.names import ACTIVATIONS, NORMS
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of the data that a table depends on."""
-
     shape: tuple[int, ...]
     outputs: int
     in_a_row: int = 0
@@ -138,8 +134,6 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 
 
 class _Layers:
-    """The parts of a table, layer by layer."""
-
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings
         self.groups = {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}

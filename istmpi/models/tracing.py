@@ -31,16 +31,11 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Traced:
-    """The computation of a network's forward pass."""
-
     operators: tuple[Operator, ...]
     """The products, in the order in which they are first called."""
     normalised: tuple[Pattern, ...]
-    """The numbers that each normalisation makes for an example."""
     inexact: tuple[str, ...]
-    """The modules whose products have the full network's sizes."""
     residual: Mapping[str, str]
-    """The widths that a residual addition joins layers of."""
 
 
 def trace(

@@ -26,7 +26,6 @@ IN_DOUBLE = 10**8
 COARSE = 1e-3
 """This largest difference for outputs of other precisions."""
 TOKENS = 8
-"""The length of a short window."""
 
 
 class Watching(TorchDispatchMode):
@@ -46,7 +45,6 @@ def few(lengths: Mapping[str, int]) -> dict[str, int]:
 
 
 def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if two outputs differ by no more than rounding."""
     if not expected.numel():
         return True
     largest = float(expected.abs().max())

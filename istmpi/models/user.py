@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 IN_A_ROW = 3
-"""Features of the sparse rows that a network is tried on."""
 ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
 """The inputs of networks that accept no others."""
 _MISSING = inspect.Parameter.empty
@@ -39,8 +38,6 @@ _MISSING = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Width:
-    """An integer among a constructor's arguments, perhaps in a sequence."""
-
     name: str
     """The argument's name, with a number from 1 behind it for an element of a sequence."""
     argument: str
@@ -50,8 +47,6 @@ class Width:
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A network's class with all arguments; `user_network` makes it."""
-
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
     """A function that gives the class and its source where they are needed."""
@@ -70,11 +65,9 @@ class UserNetwork:
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a batch of the user's own; its outputs may be any tree."""
     _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters."""
 
     @property
     def frozen(self) -> Collection[str]:
-        """The names of frozen parameters, once the full network was built."""
         return self._frozen.keys()
 
     @property
@@ -110,7 +103,6 @@ class UserNetwork:
         return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
-        """The settings with other lengths in place of some widths."""
         settings = dict(self.settings)
         for name, length in lengths.items():
             width = self.widths[name]
@@ -237,7 +229,6 @@ class UserNetwork:
         return torch.cat(numbers, dim=1)
 
     def exits_of(self, outputs: torch.Tensor) -> int:
-        """The number of exits that made ``outputs``, as `forward` returns them."""
         return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:

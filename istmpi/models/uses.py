@@ -4,8 +4,6 @@ A network is followed at a few lengths. The length that an operation sums over g
 over that width's units. Weights that a softmax along the same axis made turn a sum into a mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,12 +34,9 @@ MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
 
 @dataclass(frozen=True)
 class Seen:
-    """A sum of a forward pass."""
-
     module: str
     operation: str
     parameter: str
-    """The parameters among its operands, joined by commas."""
     call: Call | None
     """The call in the network's code, if its factor could be applied there."""
     turn: int = field(compare=False)
@@ -118,8 +113,6 @@ class SumRecorder(Watching):
 
 
 class _Calls(TorchFunctionMode):
-    """Knows which call of the network's code is under way."""
-
     def __init__(self, modules: list[str]):
         super().__init__()
         self.current: Call | None = None
@@ -171,16 +164,10 @@ def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over units of a network's widths."""
-
     uses: tuple[Use, ...] = ()
-    """The sums that are scaled where they are called."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that are scaled themselves."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The places of sums that have no factor, with their widths."""
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The widths that layers sum over in their own calls."""
     fans: Mapping[str, int] = field(default_factory=dict)
     """The inputs that a product with a parameter adds up, means left out."""
 

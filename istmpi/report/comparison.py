@@ -103,7 +103,6 @@ class Comparison:
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The figures, one row for each method and target."""
         rows = []
         for group in self.groups:
             for target in self.targets:

@@ -28,7 +28,6 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def figure(rows: Sequence[Row], title: str) -> "Figure":
-    """A panel for each of `PANELS`, with a line for every method against the number of ranks."""
     with looking_alike():
         from matplotlib.figure import Figure
 

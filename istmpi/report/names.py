@@ -15,7 +15,6 @@ def facts(curve: Curve) -> dict[str, Any]:
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:
-    """Every run's method, with all settings in which not all runs agree."""
     keys = differing([facts(curve) for curve in curves])
     return [_named(curve, keys, "{}, {}") for curve in curves]
 

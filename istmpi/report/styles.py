@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 INK, PAPER, GRID = "#1b1b1b", "#ffffff", "#7f7f7f"
-"""Text and axes, what they are on, and lines that help to read."""
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"

@@ -15,13 +15,11 @@ from istmpi.cost.survey import Row
 from istmpi.foreign import printable
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
-from istmpi.report.sheets import notes, sheets
+from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.report.units import duration, number, size
-from istmpi.report.verdict import verdict
 from istmpi.units import counted
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
-"""A note on costs whose shares nobody knows beforehand."""
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:

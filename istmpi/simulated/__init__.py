@@ -1,7 +1,5 @@
 """A cluster in one process: P ranks that take turns, on an MPI library of our own. No launcher, no MPI, no waiting."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from istmpi.simulated.scheduler import Ended, Task
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a simulated job, and its cost."""
-
     results: Sequence[Any]
     """The program's result on each rank; None where it did not return."""
     errors: Sequence[IstmpiError | None]

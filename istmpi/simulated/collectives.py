@@ -1,7 +1,5 @@
 """Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any

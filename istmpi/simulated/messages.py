@@ -4,8 +4,6 @@ Two messages from one rank to another with the same tag arrive in the order in w
 receive with any tag gets the first message of its sender that was not received.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

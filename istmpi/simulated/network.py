@@ -1,7 +1,5 @@
 """The ranks of a simulated job, what befalls them, and what they wait for."""
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections import Counter
@@ -17,7 +15,6 @@ from istmpi.units import in_seconds
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
 _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
-"""Rooms whose frames say nothing of the program that waits."""
 
 
 class Network:

@@ -3,7 +3,7 @@
 from curves import curve
 
 from istmpi.report.comparison import compare
-from istmpi.report.verdict import verdict
+from istmpi.report.sheets import verdict
 
 FAST = [0.5, 0.7, 0.8, 0.9]
 SLOW = [0.2, 0.4, 0.6, 0.8]

@@ -162,7 +162,6 @@ def _find(name: str, first: list[str], label: str) -> int:
 
 
 def require_exact(text: str, where: str) -> None:
-    """Raise DataError for a whole number that float64 rounds."""
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
             f"{where}: {one_line(text.strip())} has more digits than a float64 keeps; close ones would be alike. "

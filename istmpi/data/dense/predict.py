@@ -91,7 +91,7 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     _require_form(source, data.shape, shape)
     if split not in data.splits:
         raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
-    rows = data.splits[split].normalised_by(None).reshaped((data.features,))
+    rows = data.normalised_by(None).reshaped((data.features,)).splits[split]
     step = rows_per_block(data.features)
     for start in range(0, len(rows), step):
         x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()

@@ -31,13 +31,11 @@ MOST_SAMPLES = 2**26
 """An hour at 16 kHz has 57.6 million."""
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
-"""The convention on constant offsets, which stay without it."""
 LEAST_OFFSET = 0.01
 """The least offset that is removed, in deviations of a clip. A smaller one hardly changes the features."""
 CANCELLED = 0.01
 """The share of its channels' power below which their mean is no recording of theirs."""
 LOUDEST = 1e9
-"""The power of louder samples would not be finite."""
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:

@@ -16,7 +16,6 @@ from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
-"""The largest sample of a fingerprint."""
 
 
 @dataclass(eq=False)
@@ -33,7 +32,6 @@ class DenseSplit(Split):
     """It learns of rows before they are read."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
-    """The shape of an example for the network."""
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation with which batches have ``y``."""
     chosen: np.ndarray | None = None

@@ -20,7 +20,6 @@ from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
-"""The default limit of a file that is read whole."""
 LONGEST_LINE = 32 * MEGABYTE
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -81,7 +80,6 @@ class Archive:
         self._left_out: list[str] = []
         self._read: set[str] = set()
         self._members_of: dict[str, int] | None = None
-        """The number of each member of a tar file."""
         if self.path.is_file() and _is_tar(self.path):
             self._members_of = self._list_tar()
         else:

@@ -41,7 +41,6 @@ class Decoder:
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as SRC has it"
-        """A sentence on the splits."""
         self.notes = Notes()
         self._stack = ExitStack()
 
@@ -90,7 +89,6 @@ class Decoder:
         return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
-        """Return a new nameless file on the disk of the target."""
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
@@ -105,7 +103,6 @@ class Decoder:
 
 
 def with_holdout(examples: list[Example]) -> list[Example]:
-    """Return the examples, one in five of each class for testing."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)

@@ -22,7 +22,6 @@ class Notes:
     """The notes of a preparation."""
 
     assumed: list[Note] = field(default_factory=list)
-    """Decisions that the files do not settle."""
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
     """Conventions by name, of JSON's types, that prediction shares."""

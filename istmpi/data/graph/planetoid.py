@@ -31,7 +31,6 @@ class RawGraph:
 
     x: np.ndarray
     sparse: bool
-    """The features came as a sparse matrix."""
     sources: np.ndarray
     targets: np.ndarray
     labels: np.ndarray

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 FANOUT = (10, 10, 10)
 SAMPLE = 4096
-"""The largest sample of a fingerprint."""
 TRIED = 8
 
 
@@ -73,7 +72,6 @@ class Graph:
 
     @cached_property
     def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Features, offsets and columns of all nodes, for all splits."""
         nodes = np.arange(len(self))
         lists = self.heard(nodes)
         return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
@@ -211,7 +209,6 @@ def sampled(
 
 
 def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared") -> Dataset:
-    """Return the graph with training examples as ``how`` says, other data as they are."""
     of_nodes = TASKS[data.task].of_nodes
     if not of_nodes and (how, tuple(fanout)) != ("full", FANOUT):
         name, value = ("graph", how) if how != "full" else ("fanout", list(fanout))

@@ -1,7 +1,5 @@
 """Reads sparse rows to predict, from a text or a prepared file; labels are ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -37,7 +37,6 @@ class Ragged:
 
     offsets: np.ndarray
     arrays: tuple[np.ndarray, ...]
-    """Perhaps memory maps."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

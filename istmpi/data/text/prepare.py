@@ -22,7 +22,6 @@ from istmpi.tasks import NEXT_TOKEN
 from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
-"""The endings of files that have a document a line."""
 CUT = 0.9
 
 
@@ -203,7 +202,6 @@ def material_of(
     facts: Mapping[str, int],
     skipped: Sequence[str] = (),
 ) -> Material:
-    """Return text on its way into a file: the ``tokens`` of each split, sliced as needed, of ``nbytes`` of text."""
     json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
     attributes = {"end": tokenizer.end, "tokenizer": len(json)}
     attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}

@@ -1,7 +1,5 @@
 """Tokenizers: by the bytes of a text, or by a file of Hugging Face's `tokenizers`."""
 
-from __future__ import annotations
-
 import codecs
 import zlib
 from abc import ABC, abstractmethod
@@ -18,7 +16,6 @@ from istmpi.optional import optional
 
 BYTES = "bytes"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-"""Names of the token behind a text, the first that there is."""
 PIECE = 2**20
 """Characters that are encoded at a time, for a document may be large."""
 _AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
