@@ -23,11 +23,11 @@ from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots
-from istmpi.report.units import duration, number, size
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
+from istmpi.units import duration, number, size
 
 LONGEST_ROUNDS = 4 * 3600.0
 """Seconds of speed that the bar remembers."""

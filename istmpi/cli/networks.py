@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
@@ -67,7 +67,7 @@ def _without_data(
     run: Run, layers: str | None, shape: tuple[int, int] | None, in_a_row: int, nodes: int, degree: float
 ) -> Described:
     if layers is not None:
-        features, *hidden, outputs = quantities.widths("--layers", layers)
+        features, *hidden, outputs = options.widths("--layers", layers)
         run, shape = run.override({"model.hidden": hidden}), (features, outputs)
     name, (features, outputs) = run.model.name, shape
     tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))

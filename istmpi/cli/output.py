@@ -16,8 +16,7 @@ from rich.table import Table
 
 from istmpi.errors import DataError
 from istmpi.foreign import one_line
-from istmpi.report.units import size
-from istmpi.units import counted
+from istmpi.units import counted, size
 
 SECONDS_BETWEEN_LINES = 10
 

@@ -18,7 +18,6 @@ from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
 from istmpi.cost.whole_graph import whole_graph_bytes
-from istmpi.engine.axes import Parameter
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
 
@@ -102,7 +101,8 @@ def evaluation_plan(
     ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded head sends only its
     highest outputs, and nothing in a calibration.
     """
-    sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
+    parameters = architecture.parameters.items()
+    sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
@@ -115,9 +115,11 @@ def evaluation_plan(
         if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
             kept = []
         gathered = everything - sum(weights.nbytes for weights in kept)
-        others = sorted(
-            (weights for weights in choices if weights not in kept), key=lambda weights: _price(weights, local)
-        )
+
+        def price(one: Weights) -> tuple[Number, str]:
+            return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
+
+        others = sorted((weights for weights in choices if weights not in kept), key=price)
         for weights in others:
             if gathered <= room:
                 break
@@ -174,10 +176,6 @@ def _makes_outputs(architecture: Architecture, name: str) -> bool:
     return not any(factor.name for factor in architecture.parameters[name].pattern.axes[0].factors)
 
 
-def _price(one: Weights, local: bool) -> tuple[Number, str]:
-    return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
-
-
 def _choices(
     architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
 ) -> Iterator[Weights]:
@@ -219,7 +217,3 @@ def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int
             outputs *= ranks
         total += (ranks - 1) * outputs * parameter.itemsize
     return total
-
-
-def _nbytes(parameter: Parameter, architecture: Architecture) -> int:
-    return parameter.size(architecture.lengths) * parameter.itemsize

@@ -125,7 +125,9 @@ class PreparedFile:
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
         splits, facts = OPEN[TASKS[task].inputs](self)
-        facts |= {"outputs": self.outputs, "classes": self.names("classes"), "reading": self._conventions()}
+        reading = dataset_at(self._file, READING)
+        facts["reading"] = {} if reading is None else json.loads(reading[()].tobytes())
+        facts |= {"outputs": self.outputs, "classes": self.names("classes")}
         facts |= {"source": self.text("source"), "kind": self.text("kind")}
         if "shape" not in facts:
             facts["shape"] = self.shape
@@ -133,10 +135,6 @@ class PreparedFile:
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")
         return Dataset(splits, task, **facts)
-
-    def _conventions(self) -> dict[str, Any]:
-        dataset = dataset_at(self._file, READING)
-        return {} if dataset is None else json.loads(dataset[()].tobytes())
 
     @property
     def splits(self) -> list[str]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from istmpi.data.dense import arrays, idx, speech, tables
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Note
+from istmpi.data.files.decoder import Decoder, Note
 from istmpi.data.graph import prepare as graph
 from istmpi.data.images import prepare as images
 from istmpi.data.sparse import prepare as xc

@@ -12,7 +12,7 @@ from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Notes
 from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, augmented, examples_of

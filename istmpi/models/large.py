@@ -3,7 +3,6 @@
 What depends on the number of units in another way than by shapes, as ``GroupNorm(min(8, c), c)``, is not seen then.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inspection import PRODUCTS, inspect
 from istmpi.models.leaves import without_values
-from istmpi.models.table import ParameterEntry, Table
+from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork
 
 KEPT = 64
@@ -61,8 +60,16 @@ def _with_few_units(network: UserNetwork) -> Table:
                 f"few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
             )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
-        bound = bounds.get(name) or _bound(network, name, entry.bound, weight, table.groups, groups)
-        entries[name] = replace(entry, bound=bound if entry.bound else 0.0)
+        bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
+        if bound and name not in bounds:  # perhaps of a sum over an axis of the weight, which is longer
+            axes = Pattern.parse(weight.axes).axes
+            lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
+        if len(lengths) > 1:
+            raise ConfigError(
+                f"{network.name}: LARGE = True, but the initial values of {name} depend on a width that few units do "
+                f"not tell from another. Give these widths lengths with other divisors up to {KEPT}."
+            )
+        entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)
     norms = {name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()}
     return replace(table, settings=network.settings, groups=groups, parameters=entries, norms=norms)
 
@@ -70,22 +77,3 @@ def _with_few_units(network: UserNetwork) -> Table:
 def _few(length: int) -> int:
     divisors = [units for units in range(LEAST, KEPT + 1) if length % units == 0]
     return min(length, max(divisors, default=KEPT))
-
-
-def _bound(
-    network: UserNetwork,
-    name: str,
-    bound: float,
-    weight: ParameterEntry,
-    few: Mapping[str, int],
-    groups: Mapping[str, int],
-) -> float:
-    """The bound of initial values, at full length where it is that of a sum over an axis of the weight."""
-    axes = Pattern.parse(weight.axes).axes
-    lengths = {axis.length(groups) for axis in axes if bound and abs(axis.length(few) ** -0.5 - bound) < 1e-12}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"{network.name}: LARGE = True, but the initial values of {name} depend on a width that few units do not "
-            f"tell from another. Give these widths lengths with other divisors up to {KEPT}."
-        )
-    return lengths.pop() ** -0.5 if lengths else bound

@@ -65,7 +65,8 @@ def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | 
     if name in PRODUCTS:
         operand = PRODUCTS[name]
         pair = args[operand : operand + 2]
-        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if _are_tensors(pair) else None
+        of_tensors = len(pair) == 2 and all(isinstance(value, torch.Tensor) for value in pair)
+        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if of_tensors else None
     if name in CONVOLUTIONS:
         return Call(name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2])
     if name == "bilinear":
@@ -225,10 +226,6 @@ def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
             handles.append(module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True))
     with hooked(handles):
         yield
-
-
-def _are_tensors(values: Sequence[Any]) -> bool:
-    return len(values) == 2 and all(isinstance(value, torch.Tensor) for value in values)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

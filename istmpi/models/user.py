@@ -212,21 +212,15 @@ class UserNetwork:
                 cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
             raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
-            return self._numbers_of(returned)
+            numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
+            if numbers:
+                return torch.cat(numbers, dim=1)
+            kind = type(returned).__name__
+            raise ConfigError(
+                f"{self.name}: its forward returns {kind}, in which no tensor has floating-point numbers."
+            )
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
-
-    def _numbers_of(self, returned: Any) -> torch.Tensor:
-        """The floating-point numbers of a tree: ``[1, n]``."""
-        import torch
-
-        numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
-        if not numbers:
-            raise ConfigError(
-                f"{self.name}: its forward returns {type(returned).__name__}, in which no tensor has floating-point "
-                f"numbers."
-            )
-        return torch.cat(numbers, dim=1)
 
     def exits_of(self, outputs: torch.Tensor) -> int:
         return 1 if self.example is not None else outputs.shape[1] // self.numbers

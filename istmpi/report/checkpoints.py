@@ -8,8 +8,7 @@ from rich.table import Table
 
 from istmpi.foreign import printable
 from istmpi.report.tables import table_of
-from istmpi.report.units import duration, number, size
-from istmpi.units import counted
+from istmpi.units import counted, duration, number, size
 
 SHOWN_CLASSES = 12
 

@@ -1,7 +1,7 @@
 """Runs side by side: the cost of each method to reach a score, over repeats, and its end."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -9,7 +9,6 @@ from typing import Any
 
 from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
-from istmpi.report.names import full_names, labels
 from istmpi.report.styles import PHASES
 from istmpi.tasks import higher_is_better
 
@@ -230,3 +229,45 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
     low, high = spread.range or (None, None)
     middle = spread.median if math.isfinite(spread.median) else None
     return {f"{name}_median": middle, f"{name}_lowest": low, f"{name}_highest": high}
+
+
+WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
+"""Settings, or sections of them, in which runs of one comparison may differ."""
+
+
+def facts(curve: Curve) -> dict[str, Any]:
+    settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
+    return settings | ({"ranks": curve.ranks} if curve.ranks else {})
+
+
+def full_names(curves: Sequence[Curve]) -> list[str]:
+    keys = differing([facts(curve) for curve in curves])
+    return [_named(curve, keys, "{}, {}") for curve in curves]
+
+
+def labels(curves: Sequence[Curve]) -> list[str]:
+    """Short names of one run of each group: the method, and the settings in which its own groups differ."""
+    made = []
+    for curve in curves:
+        rivals = [facts(other) for other in curves if other.method == curve.method]
+        made.append(_named(curve, differing(rivals, all_of_them=True), "{} ({})"))
+    return made
+
+
+def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
+    """The keys whose values are not the same in all that have them, or in ``all_of_them``."""
+    keys = dict.fromkeys(key for its in settings for key in its)
+    return [key for key in keys if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1]
+
+
+def text(value: Any) -> str:
+    """A setting's value as people write it: ``512-512``; ``none`` for one that is not set."""
+    if value is None or value == "":
+        return "none"
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _named(curve: Curve, keys: Sequence[str], form: str) -> str:
+    values = facts(curve)
+    words = [f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}" for key in keys if key in values]
+    return form.format(curve.method, ", ".join(words)) if words else curve.method

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from istmpi.engine.axes import Pattern
 from istmpi.report.tables import table_of
-from istmpi.report.units import number
+from istmpi.units import number
 
 
 def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Table]:

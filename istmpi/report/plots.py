@@ -10,8 +10,7 @@ from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.report.figures import looking_alike, plain, save
 from istmpi.report.styles import BLUE, GRID, INK, styles
-from istmpi.report.units import SECONDS, axis_unit
-from istmpi.units import counted
+from istmpi.units import SECONDS, axis_unit, counted
 
 PICTURE = "progress.png"
 

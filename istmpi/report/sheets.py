@@ -4,11 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Group, Spread, in_order
+from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Group, Spread, differing, facts, in_order, text
 from istmpi.report.comparison import best as best_of
-from istmpi.report.names import differing, facts, text
-from istmpi.report.units import number, size
-from istmpi.units import in_seconds
+from istmpi.units import in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
 

@@ -16,8 +16,7 @@ from istmpi.foreign import printable
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
-from istmpi.report.units import duration, number, size
-from istmpi.units import counted
+from istmpi.units import counted, duration, number, size
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import flag, text, whole
-from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.cli.options import as_json, flag, text, whole
 from istmpi.cli.output import print_json, wide_console
 from istmpi.cli.run_options import assigned
@@ -52,7 +52,7 @@ def command(
     must leave the outputs as they were. Then come its products with their FLOPs for an example, and what each of P
     ranks would train. The code of NET is run.
     """
-    counts = quantities.ranks("--ranks", ranks)
+    counts = options.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
         raise click.UsageError("give --data, or both --shape and --outputs.")
     if tokens and shape is None:
@@ -64,7 +64,7 @@ def command(
         dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "")
         example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
     else:
-        inputs, example = None, quantities.shape("--shape", shape)
+        inputs, example = None, options.shape("--shape", shape)
 
     from istmpi.config.sections import OWN_SETTINGS
     from istmpi.models.architecture import Architecture

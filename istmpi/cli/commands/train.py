@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import flag, text, whole
-from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 from istmpi.foreign import is_file
 from istmpi.record import SETTINGS, home, run_of

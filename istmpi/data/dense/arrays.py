@@ -14,8 +14,7 @@ import numpy as np
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes, first_of
+from istmpi.data.files.decoder import Decoder, Notes, first_of
 from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material

@@ -10,7 +10,7 @@ import numpy as np
 
 from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.notes import Notes, first_of
+from istmpi.data.files.decoder import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import in_ascii_digits, is_number, is_whole_number, one_line, printable, reading
 

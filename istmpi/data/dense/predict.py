@@ -16,8 +16,7 @@ from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
 from istmpi.data.dense.delimited import read_table
 from istmpi.data.dense.file import rows_per_block
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images import prepare as images
 from istmpi.data.sources import open_dataset

@@ -14,8 +14,15 @@ import numpy as np
 from istmpi.data.dense.file import material_of
 from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, Example, checked_splits, class_folders, common_folder
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import (
+    BadFileError,
+    Decoder,
+    Example,
+    Notes,
+    checked_splits,
+    class_folders,
+    common_folder,
+)
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason

@@ -8,8 +8,7 @@ from istmpi.data.dataset import SPLITS
 from istmpi.data.dense.delimited import Table, character_of, read_table, require_exact
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, split_of
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Decoder, Notes, split_of
 from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material

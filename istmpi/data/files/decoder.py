@@ -1,22 +1,55 @@
-"""Files that are an example each, in folders that name their classes and splits."""
+"""Files that are an example each, in folders that name their classes and splits; what a reader assumed or left out."""
 
 import os
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from sys import intern
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.files.archive import Archive, store
-from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
 
-NAMED = 3
+NAMED = 8
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for the user: ``option`` is the command's option that decides otherwise."""
+
+    text: str
+    option: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.option} decides otherwise)" if self.option else self.text
+
+
+@dataclass
+class Notes:
+    """The notes of a preparation."""
+
+    assumed: list[Note] = field(default_factory=list)
+    left_out: list[Note] = field(default_factory=list)
+    reading: dict[str, Any] = field(default_factory=dict)
+    """Conventions by name, of JSON's types, that prediction shares."""
+
+    def assume(self, text: str, option: str = "") -> None:
+        self.assumed.append(Note(text, option))
+
+    def leave_out(self, text: str, option: str = "") -> None:
+        self.left_out.append(Note(text, option))
+
+
+def first_of(names: list[str], count: int = NAMED) -> str:
+    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
+
+
 _MEANING = {word: split for split, words in WORDS.items() for word in words}
 
 
@@ -95,7 +128,7 @@ class Decoder:
         """Raise DataError where more are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
-        names = sorted(bad)[:NAMED]
+        names = sorted(bad)[:3]
         raise DataError(
             f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, among them "
             f"{', '.join(names)} ({bad[names[0]]}). Repair them, or allow more with --max-bad."

@@ -15,8 +15,7 @@ import numpy as np
 
 from istmpi.data.dataset import WORDS
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Decoder, Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.sparse.lines import MOST, Limits, Rows, read_lines
 from istmpi.data.sparse.split import Ragged
