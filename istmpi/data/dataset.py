@@ -28,10 +28,7 @@ WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 """The names of splits: of folders and files, or words in these, and of arrays."""
-_CONVENTIONS = {
-    "counted_from": "its features were counted from {}, but from {}",
-    "type": "its features are {}, but {}",
-}
+_CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
 class Split(ABC):

@@ -18,13 +18,7 @@ DATA_ARGUMENTS = {
     "features": "how many numbers an example has",
     "outputs": "how many classes there are, or numbers to predict",
 }
-TYPES = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "tuple[int, ...]": tuple[int, ...],
-}
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
     Meta(min_length=1, extra={"must": "name at least one layer, each at least one unit wide"}),

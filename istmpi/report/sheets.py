@@ -56,7 +56,7 @@ def sheets(comparison: Comparison) -> list[Sheet]:
 def notes(comparison: Comparison) -> list[str]:
     lines = [
         "A score counts as reached at the first evaluation where the median of it and its two neighbours has reached "
-        "it; figures are those of that evaluation. The clock stands still during evaluations.",
+        "it; figures are those of that evaluation. The clock stands still during evaluations."
     ]
     if any(len(group.curves) > 1 for group in comparison.groups):
         lines.append(
@@ -114,10 +114,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         return cells(spreads, TITLES[figure][1]), best_of(spreads) if alike else nothing
 
     rows = {
-        f"final {comparison.score_name}": (
-            cells(final, "{:.4f}".format),
-            best_of(final, comparison.higher_is_better),
-        ),
+        f"final {comparison.score_name}": (cells(final, "{:.4f}".format), best_of(final, comparison.higher_is_better)),
         "rounds": (map(_each, rounds), nothing),
         "ranks": ([_each([curve.ranks for curve in group.curves if curve.ranks]) for group in groups], nothing),
         "training time": ended("seconds"),

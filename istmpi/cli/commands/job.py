@@ -50,12 +50,7 @@ def command() -> None:
 @text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
 @flag("--stage-venv", "Copy the virtual environment there, too.")
 @whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-@whole(
-    "--relaunch",
-    "N",
-    "Times to resume at once, inside the job, without lost nodes (3; not with --compare).",
-    0,
-)
+@whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0)
 def slurm(
     run: str,
     options: tuple[str, ...],

@@ -84,11 +84,7 @@ class Decoder:
         self._stack.close()
 
     def run(
-        self,
-        archive: Archive,
-        examples: list[Example],
-        decode: Callable[[str, bytes], np.ndarray],
-        most_bytes: int,
+        self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
         """Return all examples and their classes' numbers per split, the classes, sorted, and the bad files.
 
