@@ -1,24 +1,70 @@
 """``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
 
+import importlib
 import os
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from istmpi import __version__, comm
-from istmpi.cli.group import LazyGroup
-from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
-from istmpi.foreign import left, left_at, one_line, past_a_limit
-from istmpi.renamed import RenamedWarning
+from istmpi import __version__, comm, renamed
+from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
+from istmpi.foreign import left, left_at, one_line, past_a_limit, staying
 from istmpi.signals import SIGNALS
+
+FOLDER = Path(__file__).parent / "commands"
+
+
+@cache
+def _command(name: str) -> click.Command:
+    command = importlib.import_module(f"istmpi.cli.commands.{name}").command
+    if command.callback:
+        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(command.callback)
+    return command
+
+
+class LazyGroup(click.Group):
+    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is the first line of its file: no import."""
+
+    def __init__(self, *args, commands: Iterable[str], **settings):
+        super().__init__(*args, **settings)
+        self._names = list(commands)
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return self._names
+
+    def _help(self) -> Iterator[tuple[str, str]]:
+        for name in self._names:
+            with open(FOLDER / f"{name}.py", encoding="utf-8") as file:
+                yield name, file.readline().strip('"\n')
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in renamed.COMMANDS:
+            renamed.tell(f"istmpi {name}", f"istmpi {renamed.COMMANDS[name]}")
+            name = renamed.COMMANDS[name]
+        if name not in self._names:
+            raise ConfigError(f"no command {name}{did_you_mean(name, self._names)}")
+        return _command(name)
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as click does, but to the command's new name, which its help shows."""
+        name, command, rest = super().resolve_command(context, arguments)
+        return command.name if command else name, command, rest
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help()))
+
 
 COMMANDS = {
     "train": True,
@@ -121,7 +167,7 @@ def _open_what_is_closed() -> None:
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
     def show(message: Warning, category: type[Warning], *about: object) -> None:
-        if not issubclass(category, RenamedWarning):
+        if not issubclass(category, renamed.RenamedWarning):
             others(message, category, *about)
         elif comm.launched()[0] == 0:
             print(f"istmpi: {message}", file=sys.stderr, flush=True)

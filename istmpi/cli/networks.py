@@ -49,7 +49,19 @@ def described(
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
-        return _without_data(run, layers, shape, in_a_row, nodes, degree)
+        if layers is not None:
+            features, *hidden, outputs = options.widths("--layers", layers)
+            run, shape = run.override({"model.hidden": hidden}), (features, outputs)
+        name, (features, outputs) = run.model.name, shape
+        tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
+        task = next(tasks, CLASSIFICATION)
+        code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
+        table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
+        network = Architecture(name, table, run.model.dtype, code)
+        if code.graph:
+            run = run.override({"train.batch": 1})
+            network.nodes = nodes, nodes
+        return Described(run, network, 1 if code.graph else None)
     from istmpi.training.network import planned_network
 
     data, smaller = _data_of(run, layers), {}
@@ -61,24 +73,6 @@ def described(
         smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
         require_resizable(run, network)
     return Described(run, network, len(data.train), smaller)
-
-
-def _without_data(
-    run: Run, layers: str | None, shape: tuple[int, int] | None, in_a_row: int, nodes: int, degree: float
-) -> Described:
-    if layers is not None:
-        features, *hidden, outputs = options.widths("--layers", layers)
-        run, shape = run.override({"model.hidden": hidden}), (features, outputs)
-    name, (features, outputs) = run.model.name, shape
-    tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
-    task = next(tasks, CLASSIFICATION)
-    code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
-    table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
-    network = Architecture(name, table, run.model.dtype, code)
-    if code.graph:
-        run = run.override({"train.batch": 1})
-        network.nodes = nodes, nodes
-    return Described(run, network, 1 if code.graph else None)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:

@@ -9,7 +9,7 @@ from istmpi.config import Run
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.counts import Cost, cost
 from istmpi.cost.rivals import counted
-from istmpi.cost.time import epoch_seconds, round_time
+from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
 FIGURE_2 = {"model.hidden": (4000, 4000, 4000), "model.norm": "none", "train.batch": 512, "method.local_steps": 10}
@@ -30,9 +30,6 @@ class Scenario:
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
-
-    def seconds(self, method: str, ranks: int) -> float:
-        return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
 
     def alone(self) -> float:
         """Return the seconds of an epoch of plain SGD in one process."""

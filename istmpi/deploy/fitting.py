@@ -9,7 +9,7 @@ import numpy as np
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
-from istmpi.data.offsets import named
+from istmpi.data.moments import named
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 from istmpi.models.architecture import Architecture

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
+Lengths, Scale = Mapping[str, int], Mapping[str, float]
+
 
 class Architecture:
     """A network described by its table; it can be built where its code is given, too.
@@ -98,7 +100,7 @@ class Architecture:
         uses = (use.groups for use in self.uses)
         return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
 
-    def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
 
         ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
@@ -107,11 +109,11 @@ class Architecture:
         """
         return self._contributions(self.sums.get(module, ()), lengths, scale)
 
-    def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def contribution(self, group: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
-    def weight_factor(self, name: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def weight_factor(self, name: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of a parameter that stands for those of all products with it, and of its block's end."""
         module, _, kind = name.rpartition(".")
         factor = self.factor(module if kind == "weight" else "", lengths, scale)
@@ -120,14 +122,12 @@ class Architecture:
         )
         return factor * folded * self.end_factor(module, lengths, scale)
 
-    def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def end_factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of a module's outputs: 1 unless it is the end of a block."""
         groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
         return self._contributions(groups, lengths, scale)
 
-    def build(
-        self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
-    ) -> nn.Module:
+    def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
         """The network at the given lengths: every parameter has the shape that its pattern gives.
 
         Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
@@ -139,8 +139,7 @@ class Architecture:
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
         network = built(self.code, widths, device=device)
-        absent = self._absent(lengths)
-        for block in absent:
+        for block in self._absent(lengths):
             module = network.get_submodule(block.path)
             for parameter in module.parameters():
                 parameter.data = parameter.data.new_empty(0)
@@ -149,11 +148,8 @@ class Architecture:
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        expected = {
-            name: parameter.pattern.shape(lengths)
-            for name, parameter in self.parameters.items()
-            if not any(block.has(name) for block in absent)
-        }
+        there = self._there(self.parameters, lengths)
+        expected = {name: parameter.pattern.shape(lengths) for name, parameter in there.items()}
         if shapes != expected:
             name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
             shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
@@ -165,7 +161,7 @@ class Architecture:
             self._scale(network, lengths, scale)
         return network
 
-    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
+    def without_values(self, scale: Scale, lengths: Lengths | None = None) -> nn.Module:
         """The network as `build` makes it, its parameters on the meta device if it can be."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
@@ -194,11 +190,16 @@ class Architecture:
             return layers
         return {name.partition(".")[0]: layer for name, layer in layers.items()}
 
-    def _absent(self, lengths: Mapping[str, int]) -> list[ResidualBlock]:
+    def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
         units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
-    def _scale(self, network: nn.Module, lengths: Mapping[str, int], scale: Mapping[str, float]) -> None:
+    def _there(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+        """The entries by modules or parameters of which no absent block has one."""
+        absent = self._absent(lengths)
+        return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
+
+    def _scale(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
         for name, module in network.named_modules():
             if (factor := self.factor(name, lengths, scale)) != 1:
                 module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
@@ -208,21 +209,20 @@ class Architecture:
         if calls or weights:
             scale_sums(network, lambda: (calls, weights))
 
-    def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
+    def scaled_calls(self, lengths: Lengths, scale: Scale) -> dict[tuple[Any, ...], float]:
         keys = self.keys_of_uses(lengths).items()
         factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
         return {key: factor for key, factor in factors.items() if factor != 1}
 
-    def keys_of_uses(self, lengths: Mapping[str, int]) -> dict[tuple[Any, ...], Use]:
+    def keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
-    def _scaled_weights(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[str, float]:
-        absent = self._absent(lengths)
-        there = (item for item in self.table.folded.items() if not any(block.has(item[0]) for block in absent))
-        factors = {name: self._contributions(groups, lengths, scale) for name, groups in there}
+    def _scaled_weights(self, lengths: Lengths, scale: Scale) -> dict[str, float]:
+        folded = self._there(self.table.folded, lengths)
+        factors = {name: self._contributions(groups, lengths, scale) for name, groups in folded.items()}
         return {name: factor for name, factor in factors.items() if factor != 1}
 
-    def _contributions(self, groups: Iterable[str], lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def _contributions(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
@@ -254,7 +254,7 @@ class Architecture:
                     f"others there. {cure}, or give --set model.scale=none."
                 )
 
-    def require_usable(self, lengths: Mapping[str, int], tried: bool = True) -> None:
+    def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
         """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
@@ -263,10 +263,7 @@ class Architecture:
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
-            absent = self._absent(lengths)
-            there = {
-                name: norm for name, norm in self.batch_norms.items() if not any(block.has(name) for block in absent)
-            }
+            there = self._there(self.batch_norms, lengths)
             if epsilons != {name: norm.epsilon for name, norm in there.items()}:
                 raise ConfigError(
                     f"{self.code.name}: its batch normalisations are others than were found in it before."
@@ -344,9 +341,7 @@ def scale_sums(
     network.forward = forward
 
 
-def built(
-    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
-) -> nn.Module:
+def built(network: UserNetwork, lengths: Lengths | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
     """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
     import torch
 

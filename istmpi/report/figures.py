@@ -75,12 +75,11 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
     return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
 
 
-def save(figure: "Figure", path: Path, title: str, description: str = "") -> None:
+def save(figure: "Figure", path: Path, title: str) -> None:
     """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
     with appearing(path) as file:
         if path.suffix == ".svg":
             file.write(svg(figure, title).encode())
             return
-        about = {"Title": title, "Subject" if path.suffix == ".pdf" else "Description": description}
         with looking_alike():
-            figure.savefig(file, dpi=130, format=path.suffix[1:], metadata=about)
+            figure.savefig(file, dpi=130, format=path.suffix[1:], metadata={"Title": title})

@@ -63,6 +63,4 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
         axis.set_ylabel(text)
     axes[-1].set_xlabel(f"training time ({unit})")
     figure.suptitle(plain(title))
-    whose = "the subnets, which have fewer units" if deals else "what every rank trains, on its own batches"
-    end = f"test {score_name} {scores[-1]:.4g} at the end" if scores else "never evaluated"
-    save(figure, path, title, f"{end}. Training loss: of {whose}. Test loss: of the whole network.")
+    save(figure, path, title)

@@ -30,14 +30,12 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
 
 
-def simulated_training(
-    run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "", deadline: float | None = None
-) -> Outcome:
+def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "") -> Outcome:
     """Train a run in its folder, on simulated ranks."""
     run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
-        return run_training(run, communicator, watch, resume, deadline)
+        return run_training(run, communicator, watch, resume)
 
     return simulate(program, ranks, faults)
 

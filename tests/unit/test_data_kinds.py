@@ -19,7 +19,7 @@ from data_files import (
 )
 from PIL import Image
 
-from istmpi.data.dense.melspectrogram import log_mel
+from istmpi.data.dense.speech import log_mel
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
@@ -200,9 +200,9 @@ def test_idx(tmp_path, zipped):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("train-images-idx3-ubyte", lambda old: old[:-1], "train-images-idx3-ubyte is truncated: 1 bytes are missing"),
+        ("train-images-idx3-ubyte", lambda old: old[:-1], "train-images-idx3-ubyte has fewer bytes than the"),
         ("t10k-labels-idx1-ubyte", lambda old: b"\0\0\x0d\1" + old[4:], "t10k-labels-idx1-ubyte is not an idx file"),
-        ("train-labels-idx1-ubyte", lambda old: old[:9], "train-labels-idx1-ubyte is truncated: 19 bytes"),
+        ("train-labels-idx1-ubyte", lambda old: old[:9], "train-labels-idx1-ubyte has fewer bytes than the 20"),
     ],
 )
 def test_a_damaged_idx_file_is_named(tmp_path, name, content, message):

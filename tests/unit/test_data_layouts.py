@@ -9,8 +9,8 @@ from batches import examples_of
 from data_files import make_csv, make_images, make_speech, pack, write_wav
 from PIL import Image
 
-from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.dense.predict import read_inputs
+from istmpi.data.dense.speech import log_mel
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError

@@ -20,8 +20,7 @@ import numpy as np
 
 from istmpi.data.dataset import require_finite
 from istmpi.data.images.split import examples_of
-from istmpi.data.moments import Moments, Normalisation
-from istmpi.data.offsets import OFFSETS, Extent
+from istmpi.data.moments import OFFSETS, Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS

@@ -67,8 +67,7 @@ def _array(archive: Archive, name: str, axes: int) -> np.ndarray:
         if 0 in lengths[1:]:
             raise DataError(f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; needed is at least one.")
         content = stream.read(prod(lengths) + 1)
-    if len(content) > prod(lengths):
-        raise DataError(f"{name} has more bytes than its header says. Download it again.")
-    if len(content) < prod(lengths):
-        raise DataError(f"{name} is truncated: {prod(lengths) - len(content)} bytes are missing. Download it again.")
+    if len(content) != prod(lengths):
+        few = "fewer" if len(content) < prod(lengths) else "more"
+        raise DataError(f"{name} has {few} bytes than the {prod(lengths):,} that its header says. Download it again.")
     return np.frombuffer(content, np.uint8).reshape(lengths)

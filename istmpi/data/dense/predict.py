@@ -13,8 +13,8 @@ from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
-from istmpi.data.dense.delimited import read_table
 from istmpi.data.dense.file import rows_per_block
+from istmpi.data.dense.tables import read_table
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared

@@ -42,8 +42,8 @@ class Notes:
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))
 
-    def leave_out(self, text: str, option: str = "") -> None:
-        self.left_out.append(Note(text, option))
+    def leave_out(self, text: str) -> None:
+        self.left_out.append(Note(text))
 
 
 def first_of(names: list[str], count: int = NAMED) -> str:

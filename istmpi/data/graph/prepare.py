@@ -18,8 +18,7 @@ from istmpi.data.graph.arrays import read_raw
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
-from istmpi.data.moments import Moments
-from istmpi.data.offsets import Extent
+from istmpi.data.moments import Extent, Moments
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
