@@ -30,12 +30,9 @@ from istmpi.training.watch import Summary, Watch
 from istmpi.units import duration, number, size
 
 LONGEST_ROUNDS = 4 * 3600.0
-"""Seconds of speed that the bar remembers."""
 
 
 class LiveView:
-    """A bar over the rounds of a run, and below it figures."""
-
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
         self._console, self._several, self._score, self._line = console, len(hosts) > 1, "", ""
         self._bar = bars.Progress(

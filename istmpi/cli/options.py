@@ -14,7 +14,6 @@ MOST_UNITS = 2**40
 MOST_WHOLE = 2**63 - 1
 MOST_RANKS = 100_000
 TINY = 1e-9
-"""A least number that stands for any above zero."""
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -52,8 +51,6 @@ class _Range:
 
 
 class WholeRange(_Range, click.IntRange):
-    """Whole numbers, of a machine's word at most."""
-
     kind = "a whole number"
 
     def __init__(self, min: int | None = None, max: int = MOST_WHOLE):

@@ -21,7 +21,6 @@ from istmpi.units import counted, size
 SECONDS_BETWEEN_LINES = 10
 
 Report = Callable[[str, int, int], None]
-"""Called as ``report(stage, done, total)``, often."""
 
 
 def console(**settings: Any) -> Console:
@@ -53,7 +52,6 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def progress(in_bytes: bool = False) -> Iterator[Report]:
-    """A callback that shows progress on the standard error."""
     stderr = console(stderr=True)
     if not stderr.is_terminal:
         yield _Lines(stderr, in_bytes)

@@ -85,7 +85,6 @@ def _defaults() -> dict[str, Any]:
 
 
 def planning(command: Callable) -> Callable:
-    """Decorate a click command with the options that change a run's cost, and --layers."""
     layers = text("--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data.")
     return layers(options(command, COST_NOTHING.split()))
 
@@ -108,7 +107,6 @@ def resolve(
 
 
 def changes(assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp") -> dict[str, Any]:
-    """The settings that a command line changes, by their names."""
     given = {option: options.get(option.lstrip("-").replace("-", "_")) for option in OPTIONS}
     typed = [(option, OPTIONS[option][0], value) for option, value in given.items() if value is not None]
     typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]

@@ -42,9 +42,7 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Training examples to calibrate on: those of the run's setting, otherwise `SAMPLED` or what the cost allows, in
-    FLOPs, so that a run can be repeated. A sample that is `FREE` is not made smaller.
-    """
+    """Training examples to calibrate on: those of the run's setting, `SAMPLED`, or what the cost in FLOPs allows."""
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:

@@ -138,8 +138,8 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch, as in the paper's Figure 2. ``examples``: training
-    examples, for methods that count in passes. ConfigError for an unknown method or a deal that cannot be made.
+    ``shared_batch``: synchronous methods divide train.batch, as in the paper. ``examples``: of training, for methods
+    that count in passes.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -214,11 +214,7 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """Return the cost of each of a run's methods, with its number of rounds.
-
-    ``smaller``: networks for images of other sides. ConfigError for a method that istmpi cannot train with, or a deal
-    that cannot be made.
-    """
+    """Return the cost of each of a run's methods, with its number of rounds; ``smaller``: networks for other images."""
     for name, _ in run.phases():
         spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
     if smaller is None:

@@ -96,10 +96,9 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """Plan an evaluation with ``room`` for gathered weights.
+    """Plan an evaluation with ``room`` for gathered weights and so many examples in each of its ``passes``.
 
-    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded head sends only its
-    highest outputs, and nothing in a calibration.
+    ``spread``: a sharded head sends only its highest outputs, and nothing in a calibration.
     """
     parameters = architecture.parameters.items()
     sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
@@ -158,8 +157,10 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     if made + whole_graph_bytes(architecture, 1) <= room:
         sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
         return EvaluationPlan(frozenset(), made, room, sent)
-    last = {name for names in architecture.leaves.values() for name in names if _makes_outputs(architecture, name)}
-    sharded = frozenset(name for names in architecture.leaves.values() for name in names) - last
+    names_of_leaves = [name for names in architecture.leaves.values() for name in names]
+    rows_of = {name: architecture.parameters[name].pattern.axes[0] for name in names_of_leaves}
+    last = {name for name, axis in rows_of.items() if not axis.names}  # they make the outputs
+    sharded = frozenset(names_of_leaves) - last
     whole = sum(size for name, size in sizes.items() if name not in sharded)
     sent = (ranks - 1) * whole
     for path, names in architecture.leaves.items():
@@ -170,10 +171,6 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     sums = 2 * len(architecture.normalised) * nodes
     sent += ranks * (ranks - 1) * sums * itemsize
     return EvaluationPlan(sharded, whole, room, sent, by_units=True)
-
-
-def _makes_outputs(architecture: Architecture, name: str) -> bool:
-    return not any(factor.name for factor in architecture.parameters[name].pattern.axes[0].factors)
 
 
 def _choices(

@@ -39,13 +39,10 @@ class Origin:
 class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the least number of a group's
-    units for each rank. ``members``: the number of ranks that take part in a round, drawn at random. ``redeal``: the
-    fraction of units that change places in the next deal; None where all are flushed to their owners. ``shared_every``:
-    the rounds after which ranks take the mean of undealt parameters; 0 where they are flushed. ``wire``: the form of
-    values that travel, with the ``slots`` of each parameter and the scales of all messages.
-
-    Raises ConfigError for a deal that cannot be made.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the least units of a group
+    for each rank. ``members``: ranks that take part in a round. ``redeal``: the fraction of units that change places;
+    None where all are flushed. ``shared_every``: rounds between means of undealt parameters, or 0. ``wire``: the form
+    of values that travel, with the ``slots`` of each parameter. ConfigError for a deal that cannot be made.
     """
 
     def __init__(
@@ -99,18 +96,17 @@ class Holdings:
 
     def owner_bytes(self, part: Part) -> Number:
         """Count the bytes that each of these ranks gets from owners, and flushes: expected."""
-        total: Number = 0
-        for parameter, itemsize, scales in self._travelling:
-            nobody = self.origin(parameter, part).nobody
-            total += parameter.size(part.lengths) * itemsize * nobody + scales * self.ranks * (nobody > 0)
-        return total
+        return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
         """Count the bytes that each of these ranks gets from former holders: expected."""
+        return self._arriving(part, "others", self.ranks - 1)
+
+    def _arriving(self, part: Part, origin: str, messages: int) -> Number:
         total: Number = 0
         for parameter, itemsize, scales in self._travelling:
-            others = self.origin(parameter, part).others
-            total += parameter.size(part.lengths) * itemsize * others + scales * (self.ranks - 1) * (others > 0)
+            odds = getattr(self.origin(parameter, part), origin)
+            total += parameter.size(part.lengths) * itemsize * odds + scales * messages * (odds > 0)
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":

@@ -52,8 +52,7 @@ def round_bytes(
 ) -> list[int]:
     """Return the bytes that each rank sends in a round, for its deal, perhaps with other ``shares``.
 
-    ``fresh``: whether it is the first round of its method in a job. For dynamic averaging it is a round in which all
-    ranks average.
+    ``fresh``: whether it is the first round of its method in a job.
     """
     route, moved = _route(run, architecture, ranks, shares)
     return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()

@@ -51,10 +51,7 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, and for a large map let go of its pages, too.
-
-    They stay in the system's cache of files, but a process that keeps them seems to grow with its data.
-    """
+    """Return ``before``, and for a large map let go of its pages, with which a process seems to grow."""
     if x.nbytes <= KEPT:
         return before
 

@@ -52,8 +52,8 @@ class Moments:
     def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
         """Return the mean and the deviation to normalise with, of examples that are less an ``offset`` already.
 
-        The features are ``groups`` runs of equal length with one mean and deviation each: 1 for all alike, the channels
-        of an image, or all features. A constant group gets deviation 1.
+        The features are ``groups`` runs of equal length with one mean and deviation each; a constant group gets
+        deviation 1.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)

@@ -20,8 +20,8 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
     """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
 
-    ``labels`` are those of the training split; but for by-label only their number counts. ConfigError for a placement
-    that does not exist or does not fit the task, DataError where a stream would be left without rows.
+    ``labels`` are those of the training split. ConfigError for a placement that does not fit the task, DataError where
+    a stream would be left without rows.
     """
     assert 0 <= stream < streams, (stream, streams)
     if placement not in PLACEMENTS:
@@ -47,7 +47,6 @@ def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
 
 
 def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
-    """Return every stream's rows, drawn class by class, so that each stream can compute all the others' alone."""
     if labels.ndim != 1:
         raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
     if not alpha > 0:

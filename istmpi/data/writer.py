@@ -85,10 +85,7 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Make the prepared file; ``reading`` are conventions by which the source was read, of JSON's types.
-
-    It is written beside the target, synced and renamed; after an exception nothing is left.
-    """
+    """Make the prepared file whole or not at all; ``reading`` are conventions by which the source was read."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0

@@ -132,7 +132,7 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""Features to their version and `Bags`: a whole graph is the same batch in every step."""
+"""Features to their version and `Bags`."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:

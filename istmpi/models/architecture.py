@@ -79,7 +79,6 @@ class Architecture:
 
     @property
     def has_its_source(self) -> bool:
-        """Return True if its code is the class of that name and source."""
         source = self.table.source
         return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
 
@@ -96,7 +95,6 @@ class Architecture:
 
     @property
     def summed(self) -> set[str]:
-        """The groups with contributions that the full network scales."""
         uses = (use.groups for use in self.uses)
         return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
 
@@ -296,7 +294,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """The full network with initial values; those of its leaves are made a block at a time."""
+        """The full network with initial values, those of leaves a block at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare

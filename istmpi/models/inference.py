@@ -74,10 +74,7 @@ class Inferred:
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all.
-
-    ``full``: the network itself; it gets other values.
-    """
+    """Infer and prove the axes of a network's parameters; ``full``, the network itself, gets other values."""
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
@@ -159,10 +156,7 @@ def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Findin
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none.
-
-    Some random weights let nothing through; others are tried then.
-    """
+    """The readings of a width under which its units can be permuted, or why there is none."""
     findings = []
     for seed in range(SEEDS):
         try:
@@ -176,10 +170,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """The readings that one small network proves; ``last``: no other will be tried.
-
-    A reading that nothing spans is enough where no other width lies on its axes: nothing can cross it.
-    """
+    """The readings that one small network proves; ``last``: no other will be tried."""
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
@@ -237,9 +228,7 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Functions that give axes of the same kind, which are read alike, the simplest guess first: axes with as many
-positions a unit; the same axis of each parameter; those of modules whose names differ in numbers.
-"""
+"""Functions that give axes of the same kind, which are read alike, the simplest guess first."""
 
 
 def _readings(

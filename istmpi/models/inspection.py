@@ -27,7 +27,7 @@ from istmpi.models.uses import SumRecorder, sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
-"""Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
+"""Layers that sum over an axis of their weight."""
 EXAMPLES = 2
 
 Contents = Mapping[str, tuple[int, float | None]]
@@ -169,9 +169,7 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
 
 
 def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """Return a record of a forward pass in training, and whether it does; refuses one without a gradient, with other
-    ``exits`` than in evaluation, and one that changes a buffer.
-    """
+    """Return a record of a forward pass in training, and whether it does; refuses what cannot be trained."""
     before = _contents(module.named_buffers())
     recorder, outputs, draws = recorded(network, module, EXAMPLES)
     if not outputs.requires_grad:

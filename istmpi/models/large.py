@@ -21,9 +21,7 @@ LEAST = 8
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network, of a class that is ``LARGE`` found with few units; ConfigError for what cannot be
-    trained.
-    """
+    """The table of a network, of a class that is ``LARGE`` found with few units."""
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
 

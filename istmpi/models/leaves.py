@@ -148,9 +148,8 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here: its shape and dtype can be read; any other use raises RuntimeError, and
-    sets ``read``.
-    """
+    """A parameter whose values are not here: any use but of its shape and dtype raises RuntimeError, and sets
+    ``read``."""
 
     read = False
     name = ""
@@ -230,10 +229,7 @@ class _Unfilled(Watching):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters ``elsewhere`` of a network, which are on the meta device, and empty all others.
-
-    Returns the others, whose values are given to them as ``parameter.data``.
-    """
+    """Replace the parameters ``elsewhere`` of a network, which are on the meta device; return the others, emptied."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):

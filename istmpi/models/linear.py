@@ -14,9 +14,8 @@ BLOCK_BYTES = 8 * 2**20
 class Linear(nn.Linear):
     """torch's layer, except that the gradient of its weight is written into the same memory in every step.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices and under autocast it is
-    torch's layer. ``made``, if it is set, is called in the backward pass with the number of elements of ``weight.grad``
-    that are final, but not while a recorded forward pass has had no backward pass.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. ``made``, if it is set, is called in the
+    backward pass with the number of elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
@@ -38,8 +37,8 @@ class Linear(nn.Linear):
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """A function that adds to rows of ``weight.grad``, or begins them; to be called for all rows, in their order,
-        with the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
+        """A function that adds to rows of ``weight.grad``, or begins them, from gradients of products ``[batch, rows]``
+        and inputs; to be called for all rows, in their order.
         """
         self._awaited -= 1
         weight = self.weight
@@ -59,7 +58,7 @@ class Linear(nn.Linear):
         return add
 
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
-        """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
+        """Add to ``weight.grad``, or begin it."""
         weight = self.weight
         awaited = self.made is not None and self._awaited == 1
         rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if awaited else len(weight)

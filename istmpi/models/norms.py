@@ -43,10 +43,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """The normalisation of another class, which reads running statistics: the moments.
-
-    ``track_running_stats`` follows, by which an instance normalisation decides whether it reads them.
-    """
+    """The normalisation of another class, which reads running statistics: the moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -92,10 +89,7 @@ def calibrate(
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Each normalisation takes the moments of its input, in a forward pass within; the mean of several calls'.
-
-    ``moments_of`` gets that input, the layer's name, and whether it normalises each example.
-    """
+    """Each normalisation takes the moments of its input, in a forward pass within; the mean of several calls'."""
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:

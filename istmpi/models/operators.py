@@ -16,10 +16,8 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Operator:
-    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``.
-
-    A convolution has a row for each position of its output, a batched product those of all its matrices. A look-up in a
-    table has the inner length 0.
+    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``; a look-up has the inner
+    length 0.
     """
 
     shape: Pattern

@@ -69,10 +69,8 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """The network with the fewest units that the constructor takes; widths that share an axis with this one stay.
-
-        Returns the examples, the units, the other widths that are smaller, and the network.
-        """
+        """The network with the fewest units that the constructor takes; widths that share an axis with this one
+        stay."""
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
@@ -144,8 +142,7 @@ class Trial:
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
         """Return the name of a parameter whose permutation has no effect, which proves nothing; "" if none.
 
-        ``sure``: other random weights told no more, so that any reading is right of one that the outputs do not depend
-        on, as a key's bias before a softmax.
+        ``sure``: other random weights told no more; any reading is right of one that the outputs do not depend on.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
@@ -208,8 +205,7 @@ class Trial:
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
     """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
 
-    A constructor may make another network of many units than of few, and a forward another computation in training,
-    whose random numbers are constants here.
+    A constructor may make another network of many units, and a forward another computation in training.
     """
     if not readings:
         return {}

@@ -170,8 +170,7 @@ class Recorder(Watching):
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
-        Left out are recurrences: layers that made the other summand as well, and those of one recurrent module; and
-        tables of places, which several layers may add to what they make, as T5's.
+        Recurrences, and tables of places that several layers add, are left out.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.records[number].parameter for number in _bits(second)}

@@ -53,11 +53,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """The residual blocks that an integer of the constructor counts, or the problem.
-
-    ``lengths``: of widths that can be dealt out, tried at few units. ``full``: the network itself; it gets other
-    values.
-    """
+    """The residual blocks that an integer of the constructor counts, or the problem; ``full`` gets other values."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -130,9 +126,7 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the fewest layers of a block, the last ones, that must be silent for its input to come out; empty if
-    none do.
-    """
+    """The fewest last layers of a block that must be silent for its input to come out; empty if none do."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}

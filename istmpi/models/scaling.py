@@ -53,7 +53,6 @@ class Call:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """The facts by which it is found again, but for the length."""
         return self.module, self.function, self.parameter, self.detail
 
 

@@ -136,7 +136,6 @@ class _Home:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[str]:
-    """The dotted names that a file imports; a name from a module may be a module, too."""
     package = file.relative_to(folder).parent.parts
     try:
         tree = ast.parse(file.read_bytes())

@@ -61,7 +61,6 @@ class Use:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """The facts by which it is found in a forward pass, but for its length."""
         return self.module, self.function, self.parameter, self.detail
 
 
@@ -162,8 +161,8 @@ def dealt_by_default(
 ) -> tuple[str, ...]:
     """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
 
-    Else those of no residual stream, or all if there is no other; of several on one axis (heads and their width) the
-    outermost, for with both a rank would have a P-th of a P-th. Whole ``blocks`` only where there is nothing else.
+    Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
+    ``blocks`` only where there is nothing else.
     """
     if chosen := tuple(group for group in groups if group in preferred):
         return chosen

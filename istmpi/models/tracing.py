@@ -45,10 +45,7 @@ def trace(
     full: nn.Module | None = None,
     recorder: Recorder | None = None,
 ) -> Traced:
-    """The computation of a network, in terms of these widths and blocks; ConfigError where it cannot be run.
-
-    ``full``: the network itself, and ``recorder``: that of a pass.
-    """
+    """The computation of a network, in terms of these widths and blocks; ConfigError where it cannot be run."""
     full = full or built(network)
     recorder = recorder or recorded(network, full, EXAMPLES)[0]
     of_full = recorder.records
@@ -95,10 +92,7 @@ class _Family:
     def of(
         network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
     ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be run, or computes other things.
-
-        ``full``: the network itself, which may be large: an example is enough.
-        """
+        """The family at these lengths; None where a member cannot be run, or computes other things."""
         examples = EXAMPLES // 2 if full else EXAMPLES
 
         def records(module: nn.Module, examples: int = examples) -> list[Record]:

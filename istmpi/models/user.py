@@ -164,10 +164,7 @@ class UserNetwork:
                 values.copy_(kept)
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own.
-
-        A batch whose tensors have other numbers of rows, as a graph's have, is taken whole.
-        """
+        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own."""
         import torch
 
         if self.example is not None:
@@ -274,10 +271,13 @@ def user_network(
 ) -> UserNetwork:
     """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
-    ``shape``: that of an example. ``outputs``: 0 where the data do not tell. ``example``: as `UserNetwork.example`;
-    settings may then say what data tell otherwise. ``network``: the class; else the code of a name is run.
+    ``outputs``: 0 where the data do not tell. With an ``example`` settings may say what data tell otherwise.
+    ``network``: the class; else the code of a name is run.
     """
-    _require_accepted(name, task)
+    if name == "mlp" and (advice := TASKS[task].network):
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
     if task == OWN:
         facts |= {} if shape else {"features": 0}
@@ -344,13 +344,6 @@ def require_known(name: str) -> None:
     if name not in SHIPPED and ":" not in name:
         more = ". A network of your own is FILE.py:Class or package.module:Class."
         raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
-
-
-def _require_accepted(name: str, task: str) -> None:
-    if name == "mlp" and (advice := TASKS[task].network):
-        raise ConfigError(f"model.name = 'mlp' {advice}")
-    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:

@@ -173,10 +173,7 @@ class Sums:
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder, layers: Collection[str]) -> Sums:
-    """The sums over units of a network's widths, of these full lengths.
-
-    ``full``: the sums of the full network. ``layers``: modules that take a sum in a call of their own.
-    """
+    """The sums over units of a network's widths; ``layers``: modules that take a sum in a call of their own."""
     members = None
     with one_thread():
         for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
@@ -245,8 +242,7 @@ def _groups(
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
     """The widths whose units each sum adds up, as often as they are factors of its length; means left out.
 
-    Returns as well the widths over which each takes a mean, and the sums over something else than a product of widths,
-    such as units of one beside those of another.
+    Returns as well the widths over which each takes a mean, and sums over something else than a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []

@@ -150,9 +150,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """The data sets of runs: by the file's name, for jobs copy it to other folders, and its contents. Runs that do not
-    name theirs count to the only data set.
-    """
+    """The data sets of runs, by the file's name and its contents; runs that do not name theirs count to the only
+    one."""
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
     several = {

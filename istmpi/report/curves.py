@@ -61,10 +61,7 @@ class Curve:
 
 
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
-    """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
-
-    ``left_out`` is called for a damaged one beside others, else DataError raised.
-    """
+    """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``."""
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
         try:

@@ -19,9 +19,7 @@ class Outcome:
     results: Sequence[Any]
     """The program's result on each rank; None where it did not return."""
     errors: Sequence[IstmpiError | None]
-    """The error of each rank, where all ranks know of it."""
     ended: BaseException | None
-    """The error that ended the job before its ranks came to their ends."""
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]

@@ -88,7 +88,6 @@ class SimulatedCommunicator:
         return self._gather("Gatherv", send, receive, root)
 
     def _gather(self, name: str, send: Any, receive: Any, root: int | None = None) -> Request:
-        """``root``: the only rank that receives."""
         receives = root in (None, self.rank)
 
         def leave(brought: list[bytes]) -> None:
@@ -225,7 +224,6 @@ class SimulatedMPI:
     Request, Status = Request, Status
     REQUEST_NULL = Request()
     Exception = ()
-    """Empty: a simulated call raises none of MPI's errors."""
 
     def __init__(self, job: Job, world: Context, rank: int):
         self._network, self._rank = job.network, rank

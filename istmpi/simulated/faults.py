@@ -20,8 +20,6 @@ EAGER_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Stop:
-    """A rank that does nothing for a while from one of its MPI calls on, counted from 1."""
-
     rank: int
     call: int
     seconds: float
@@ -71,8 +69,6 @@ class Faults:
 
 
 class Timing:
-    """The time that each call and message takes, and a choice wherever MPI leaves one."""
-
     def __init__(self, faults: Faults):
         # Another word would draw other schedules for the seeds that stand in logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None

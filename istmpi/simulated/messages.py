@@ -15,8 +15,6 @@ from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
 
 @dataclass(eq=False)
 class Message:
-    """A message; the ranks are those of the world."""
-
     source: int
     destination: int
     tag: int
@@ -58,7 +56,6 @@ class Mail:
         self._boxes: dict[tuple[int, int], Box] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._latest: dict[tuple[int, int, int, int], float] = {}
-        """The time when the last message that may not be overtaken arrives."""
         network.on_kill.append(self._lose)
 
     def box(self, context: Context, rank: int) -> Box:

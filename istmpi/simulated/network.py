@@ -18,8 +18,6 @@ _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simu
 
 
 class Network:
-    """The ranks of a job; it ends with any of them."""
-
     def __init__(self, ranks: int, faults: Faults):
         self.scheduler = Scheduler(ranks, self.standstill)
         self.timing = Timing(faults)
@@ -81,7 +79,6 @@ class Network:
         task.awaited = None
 
     def rest(self, rank: int) -> None:
-        """Pause a rank that has nothing to do until something comes."""
         self.scheduler.rest_of(self._task(rank))
 
     # ---- what comes to a rank
@@ -116,7 +113,6 @@ class Network:
         self.scheduler.pause(task)
 
     def standstill(self) -> SimulationError | None:
-        """The error that says for what ranks wait, once nothing can come."""
         left = self.scheduler.left()
         if not left:
             return None
@@ -135,8 +131,6 @@ class Network:
 
 
 class Context:
-    """A communicator as all its ranks have it: its number and members."""
-
     def __init__(self, network: Network, members: Iterable[int]):
         self.number = network.next_context()
         self.members = tuple(members)

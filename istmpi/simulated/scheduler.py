@@ -76,7 +76,6 @@ class Scheduler:
         self.pause(task)
 
     def rest_of(self, task: Task) -> None:
-        """Let a task rest until something comes, or longer than last time."""
         task.resting = True
         task.ticket += 1
         if task.rest < LONGEST_REST:

@@ -31,7 +31,6 @@ from istmpi.training.watch import Summary, Watch
 
 
 def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "") -> Outcome:
-    """Train a run in its folder, on simulated ranks."""
     run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
@@ -102,8 +101,6 @@ class Schedule:
 
 
 class Schedules:
-    """A run under the faults of many seeds, of these ``kinds`` beside delays."""
-
     def __init__(self, run: Run, ranks: int, kinds: Sequence[str] = KINDS):
         if run.method.shares == "auto":
             raise ConfigError(

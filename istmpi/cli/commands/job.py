@@ -19,7 +19,6 @@ from istmpi.errors import ConfigError
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
-"""jobs/ of the project: a link to it in a clone, a copy in an installation."""
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 _TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"

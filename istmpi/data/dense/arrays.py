@@ -93,10 +93,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``.
-
-    ``name`` is what a DataError calls the file.
-    """
+    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``."""
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}

@@ -150,10 +150,9 @@ _SILENCE = 1e-10
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     """Return the power in dB below the clip's loudest point, from a floor on, standardised: [BANDS, FRAMES] float32.
 
-    The second around the middle of the sound's energy counts, with silence where there is no more; pure silence is 0.
-
-    The features tell words apart, not speakers and recordings: who cut the file decides where a word lies; smoothing
-    takes away the voice's harmonics and leaves the formants; noise lies below the floor; loudness is the microphone's.
+    The second around the middle of the sound's energy counts. The features tell words apart, not speakers and
+    recordings: smoothing takes away the voice's harmonics and leaves the formants, noise lies below the floor, and
+    loudness is the microphone's.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2

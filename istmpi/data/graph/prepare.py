@@ -118,7 +118,7 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
+    """Return the classes and each node's number, -1 where unlabelled; or None, and flags of several labels."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:

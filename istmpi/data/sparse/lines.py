@@ -127,10 +127,10 @@ def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[in
     with suppress(ValueError):
         labels, columns = [*map(int, named)], [int(column) for column, _, _ in pairs]
         values = [float(value) for _, _, value in pairs]
-        least, most = min(columns, default=limits.first), max(columns, default=0)
-        inside = limits.first <= least and most < limits.first + limits.features
-        known = min(labels, default=0) >= 0 and max(labels, default=0) < limits.labels
-        if inside and known and all(abs(value) <= LARGEST for value in values) and b"_" not in line:
+        first, last = min(columns, default=limits.first), max(columns, default=0)
+        inside = limits.first <= first and last < limits.first + limits.features
+        inside = inside and min(labels, default=0) >= 0 and max(labels, default=0) < limits.labels
+        if inside and all(abs(value) <= LARGEST for value in values) and b"_" not in line:
             return labels, columns, values
     for word in named:
         _require_number(where, word, "label", limits.labels)

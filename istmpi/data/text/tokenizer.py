@@ -71,12 +71,11 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    Names of special tokens in a text are text. A document of more than `PIECE` characters is encoded in pieces, cut
-    behind lines. Without any of `ENDS`, the end of a document is a token more.
+    Names of special tokens in a text are text. A long document is encoded in pieces, cut behind lines. Without any of
+    `ENDS`, the end of a document is a token more.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
-        """``sizes`` are the vocabulary and the end, where known; ``source`` is what a message calls the file."""
         self.json, self._source, self._known = json, source, sizes
 
     @property
