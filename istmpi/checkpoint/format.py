@@ -1,4 +1,4 @@
-"""The format of checkpoints, which docs/checkpoint-format.md describes: the one place that knows groups and attributes.
+"""The format of checkpoints, which docs/formats.md describes: the one place that knows groups and attributes.
 
 Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
 """
@@ -86,6 +86,9 @@ class Header:
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
     """Shares that change during the run: those of the last trained round and the two behind it, by the number of
     the first round that has them."""
+
+    blocks: _Upto = 0
+    """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
 
     @property
     def full_scale(self) -> dict[str, float]:

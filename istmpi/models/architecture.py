@@ -159,7 +159,7 @@ class Architecture:
             self._scale(network, lengths, scale)
         return network
 
-    def without_values(self, scale: Scale, lengths: Lengths | None = None) -> nn.Module:
+    def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
         """The network as `build` makes it, its parameters on the meta device if it can be."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
