@@ -58,10 +58,7 @@ def assumed(report, option):
 
 
 @pytest.mark.parametrize(
-    "name, classes, examples, columns",
-    [
-        ("under.csv", ("11_1", "1_11", "2_1", "2_2"), 40, ["a", "b"]),
-    ],
+    "name, classes, examples, columns", [("under.csv", ("11_1", "1_11", "2_1", "2_2"), 40, ["a", "b"])]
 )
 def test_small_inputs_are_read_as_they_are(case, name, classes, examples, columns):
     report, data, _ = prepared(case(name))
