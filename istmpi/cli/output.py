@@ -54,7 +54,7 @@ def print_json(value: object) -> None:
 def progress(in_bytes: bool = False) -> Iterator[Report]:
     stderr = console(stderr=True)
     if not stderr.is_terminal:
-        yield _Lines(stderr, in_bytes)
+        yield _lines(stderr, size if in_bytes else "{:,}".format)
         return
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
@@ -63,16 +63,16 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
 
 
-class _Lines:
-    def __init__(self, console: Console, in_bytes: bool):
-        self._console = console
-        self._text = size if in_bytes else "{:,}".format
-        self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+def _lines(console: Console, text: Callable[[int], str]) -> Report:
+    due = time.monotonic() + SECONDS_BETWEEN_LINES
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-            self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + SECONDS_BETWEEN_LINES
+            console.print(f"{stage} {text(done)} of {text(total)}", markup=False)
+
+    return report
 
 
 def verify(

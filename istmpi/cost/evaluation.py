@@ -2,10 +2,8 @@
 
 Weights come to the examples (*gathered*) or examples to the weights (*sharded*: a leaf keeps the rows that its ranks
 own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations of
-training, which are free meanwhile.** Else each leaf sends as few bytes as it can; but all ranks pass the same examples
-if any leaf is sharded, which is no gain where that takes longer (`FLOPS_A_BYTE`). Local examples stay on their rank: a
-sharded leaf's rows come to them, one owner's at a time, so that memory alone decides. The values of a pass
-(`pass_bytes`) are not counted there.
+training, which are free meanwhile.** Else each leaf sends as few bytes as it can, unless it takes longer that all ranks
+then pass the same examples (`FLOPS_A_BYTE`). A sharded leaf's rows come to local examples, one owner's at a time.
 """
 
 from collections.abc import Iterator, Sequence

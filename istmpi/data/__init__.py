@@ -5,9 +5,8 @@
     batches     Batches(...).at(step), the stream itself
     placement   the training rows that a stream may draw
     prepare     prepare(kind, source, target); writer writes the file, hdf5 opens it
-    files/      others' files: archives, notes, class folders, pickles
+    files/      others' files: archives, class folders, pickles
     dense/ images/ text/ sparse/ graph/     the kinds of data
 
-A *stream* is a number, *streams* says how many there are: nothing here knows of ranks. Nothing is imported here, so
-that one module does not cost the libraries of all the others.
+A *stream* is a number: nothing here knows of ranks. Nothing is imported here, for each module its own libraries.
 """

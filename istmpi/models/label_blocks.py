@@ -1,8 +1,7 @@
 """A last layer of very many labels, which has the logits of one block of labels at a time in training.
 
-The loss goes through the blocks, and its backward pass goes through them again and computes the logits anew (a fourth
-product beside three); those of a single block are kept, and become their own gradient. Plain SGD updates a block's
-weights as soon as their gradient is computed, which is not kept, either.
+The backward pass goes through the blocks again and computes the logits anew (a fourth product beside three); those of a
+single block are kept. Plain SGD updates a block's weights as soon as their gradient is computed.
 """
 
 from __future__ import annotations

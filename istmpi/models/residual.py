@@ -1,8 +1,7 @@
 """Blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961): found by doubling their number, proved.
 
-The residual blocks of a list of modules are the units of the integer that counts it. A block is residual if its input
-comes out as it went in when some of its layers, its *ends*, make nothing. The network must then compute the same
-whether the ends are silent or the block is gone.
+A block is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing. The network
+must then compute the same whether the ends are silent or the block is gone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

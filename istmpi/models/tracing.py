@@ -1,8 +1,7 @@
 """The operators of a network, as a run of it shows them, for any widths.
 
-The network is run with few units under a mode that sees each of PyTorch's operations, then with each width doubled, and
-the examples: a size that doubles has that width as a factor. Where the full network has other sizes than follow, these
-stand for all widths. The meta device would take seconds more.
+The network is run with few units, then with each width doubled, and the examples: a size that doubles has that width as
+a factor. Where the full network has other sizes than follow, these stand for all widths.
 """
 
 from __future__ import annotations

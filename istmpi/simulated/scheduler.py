@@ -1,7 +1,7 @@
 """Ranks as threads of which exactly one runs at a time: it hands the baton on where it calls MPI. Time is virtual.
 
-Everything that is to happen stands in one list by its time, and who holds the baton works it off. So the order follows
-from the times alone, nothing sleeps, and where the list is empty while ranks still wait, they would wait for ever.
+Everything that is to happen stands in one list by its time, and who holds the baton works it off: the order follows
+from the times alone, and where the list is empty while ranks still wait, they would wait for ever.
 """
 
 import heapq

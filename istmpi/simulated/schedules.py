@@ -1,7 +1,7 @@
 """A run on a simulated cluster: once, or under very many schedules, each checked against a law.
 
-The law: whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and
-bytes. A rank that is killed ends the job; resumed, it reaches the same weights.
+Whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and bytes. A job
+that lost a rank is resumed, and reaches the same weights.
 """
 
 from __future__ import annotations

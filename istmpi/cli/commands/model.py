@@ -70,7 +70,7 @@ def command(
     from istmpi.models.architecture import Architecture
     from istmpi.models.inspection import examine
     from istmpi.models.user import user_network
-    from istmpi.report.networks import tables
+    from istmpi.report.checkpoints import tables
 
     arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}

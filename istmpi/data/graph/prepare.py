@@ -1,8 +1,8 @@
 """A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
 
-`istmpi.data.graph.arrays` says what files it comes in. Rules: an edge from a node to itself is dropped (models that
-want one add it), as is one that is there already; an edge counts in both directions, unless the graph is ``directed``:
-then its target hears from its source alone. Weights of edges are left out, but for those of zero, which are no edges.
+An edge from a node to itself is dropped, as is one that is there already; an edge counts in both directions, unless the
+graph is ``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of
+zero, which are no edges.
 """
 
 from collections.abc import Mapping
