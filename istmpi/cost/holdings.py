@@ -243,17 +243,6 @@ class Holdings:
         """The fraction of the network that an example trains: the mean over ranks."""
         return Fraction(self.held_elements) / self.members / self.network_elements
 
-    @cached_property
-    def trained_share(self) -> Fraction:
-        """The fraction of the network's elements that some rank trains in a round."""
-        trained, apart = Fraction(0), {*self.groups} - self.overlapping.keys()
-        for parameter in self.parameters.values():
-            if parameter.pattern.dealt(apart):  # otherwise some rank has it, or all do
-                trained += sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
-            else:
-                trained += parameter.size(self.lengths)
-        return trained / self.network_elements
-
 
 def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
     total = 0

@@ -85,15 +85,12 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "examples_per_step": examples,
         # The paper counts so: one way, own elements included.
         "received_floats_per_step": received / steps,
-        "received_floats_per_step_and_rank": received / steps / ranks,
         "sent_bytes_per_step": plan.round_bytes / steps,
         "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,
         "sent_bytes_per_round": plan.round_bytes,
         "sent_bytes_at_start": plan.start_bytes,
         "flops_per_step": products,
-        "flops_per_example": products / examples,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
-        "trained_share_per_round": plan.held.trained_share,
         "memory_bytes": largest.memory.total,
         **{
             f"memory_{name}_bytes": getattr(largest.memory, name)
