@@ -7,6 +7,7 @@ sends and receives at full rate.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter
 from istmpi.engine.fragments import departures
 from istmpi.engine.layout import Owners, Replicated
-from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
+from istmpi.engine.packed_sizes import Largest, float4_bytes
 from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
@@ -125,11 +126,17 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
     return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
 
 
-def _share(held: Holdings) -> Load | None:
-    """Return a round's part of the ring that averages undealt parameters."""
+def _share(run: Run, held: Holdings) -> Load | None:
+    """Return a round's part of the mean of undealt parameters: round a ring, or of their largest changes."""
     if not held.shared_every:
         return None
-    load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every
+    every = held.shared_every
+    if run.method.shared_wire == "top-k":
+        load = _largest(run).load(held, held.shared)
+        spec = spec_of(run.method.name)
+        every *= spec.moved(run) if spec.wire(run) == "float32" else 1  # slots stay where they are
+    else:
+        load = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared))
     return replace(
         load,
         sent=Fraction(load.sent, every),
@@ -201,12 +208,13 @@ def _largest(run: Run) -> Collective:
 
     def message(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
         sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
-        itemsize = next(iter(parameters.values())).itemsize
-        return top_k_bytes(run.method.top, sizes, None if run.method.top_values == "2bit" else itemsize)
+        return Largest.of(run.method).nbytes(sizes, next(iter(parameters.values())).itemsize)
 
-    def load(held: Holdings) -> Load:
-        nbytes = message(held.parameters, held.lengths)
-        busiest, handled = (held.ranks - 1) * nbytes, PICKING * held.network_bytes
+    def load(held: Holdings, parameters: Mapping[str, Parameter] | None = None) -> Load:
+        parameters = held.parameters if parameters is None else parameters
+        nbytes = message(parameters, held.lengths)
+        whole = sum(parameter.size(held.lengths) * parameter.itemsize for parameter in parameters.values())
+        busiest, handled = (held.ranks - 1) * nbytes, PICKING * whole
         return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled, buffers=held.ranks * nbytes)
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
@@ -223,7 +231,7 @@ COLLECTIVES: dict[str, Callable[[Run], Collective]] = {
     "push": lambda run: Collective(_push, _averaged),
     "hop": lambda run: HOP,
     "server": lambda run: Collective(_server),
-    "share": lambda run: Collective(_share),
+    "share": lambda run: Collective(partial(_share, run)),
     "all-reduce": lambda run: Collective(_ring, _reduced),
     "all-gather": lambda run: Collective(_all_gather, _gathered),
     "fragments": _fragments,

@@ -188,6 +188,7 @@ def cost(
             stays + 2 * bool(early)
         )
         copies += moved * staying * held.shared_bytes
+        copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
         inside = batch * Fraction(architecture.nodes[0])
         parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
