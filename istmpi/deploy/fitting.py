@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.checkpoint.reader import Checkpoint
+from istmpi.checkpoint.state import restore_frozen
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.offsets import named
@@ -46,7 +47,9 @@ def runnable(
         )
     arguments = header.run.model.arguments_for(data.task)
     code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
-    return network.with_code(code, tried=not unknown)
+    network = network.with_code(code, tried=not unknown)
+    restore_frozen(checkpoint, network)
+    return network
 
 
 def changed_source(network: Architecture) -> str:

@@ -32,7 +32,7 @@ from istmpi.program.settings import dotted, in_python
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
-from istmpi.training.run import recorded
+from istmpi.training.run import begun_with, recorded
 from istmpi.training.watch import Summary, Watch
 from istmpi.trees import Named, tensors_of
 
@@ -322,7 +322,7 @@ class Distributed:
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different collective calls. Collective."""
+        """Refuse, on every rank, ranks that came to different calls; take weights to begin with. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -330,6 +330,8 @@ class Distributed:
                 f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
                 f"calls of the job in the same order: take them out of `if rank == 0`."
             )
+        with in_python():
+            begun_with(self.training)
 
     def stream(self, loader: Iterable[Any], local: bool) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""

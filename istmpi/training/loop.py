@@ -10,11 +10,13 @@ from istmpi.checkpoint.format import Header, Piece
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
+    frozen_pieces,
     inputs_of,
     model_pieces,
     own_data_piece,
     own_pieces,
     restore,
+    restore_frozen,
     versions,
 )
 from istmpi.errors import DataError, DivergedError
@@ -163,7 +165,8 @@ class Training(Prepared):
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self.calibrated else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
-        pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
+        pieces = [*model_pieces(self.store), *frozen_pieces(self.architecture, self.store)]
+        pieces += deployment_pieces(moments, norms, inputs_of(self.dataset), rank)
         pieces += own_pieces(self.method.of_this_rank(), self.store)
         if self.run.data.placement == "local":
             pieces.append(own_data_piece(contents(self.dataset.train), self.store))
@@ -182,6 +185,7 @@ class Training(Prepared):
             self.store.fitted,
             self._temperature if calibrated else 1.0,
             self.shares.known(self.rounds_done),
+            self.architecture.frozen_digest,
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -198,11 +202,13 @@ class Training(Prepared):
             self.rounds_done = header.round
             self._keep_slots(self._phase()[0])
             restored = restore(checkpoint, self.store)
+            restore_frozen(checkpoint, self.architecture)
             if odd := self.store.not_finite():
                 raise DataError(f"{path}: {odd}; weights must be finite. Go on from an earlier checkpoint.")
             if header.local_step:
                 changes.append("a version that stops inside rounds saved it: its round begins again from the mean")
         self.method = self._next_method(restored=restored)
+        self._make_evaluator()
         self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
         return changes

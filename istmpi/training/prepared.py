@@ -81,6 +81,8 @@ class Prepared:
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
+        self.begun: list[str] = []
+        """The report of the weights with which the run began."""
         self._temperature = 1.0
         self._calibrated: int | None = None
         """The round after which moments were calibrated."""
@@ -98,7 +100,7 @@ class Prepared:
             names = network.parameters if run.model.init == "constructor" else network.table.computed
             begin_as_constructed(network, self.store, run.train.seed, names)
         self.method = self._next_method()
-        self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+        self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
@@ -165,9 +167,14 @@ class Prepared:
 
     def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
+        for name in self.architecture.code.given:
+            size.architecture.give(name, self.architecture.frozen[name])
         self.size, self._calibrated = size, None
         self.method = self._next_method(restored=restored)
-        self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
+        self._make_evaluator()
+
+    def _make_evaluator(self) -> None:
+        self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
         """Change to the size of images on which the next round trains. Collective."""

@@ -92,7 +92,7 @@ def recorded(
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
             recall_scores(training, folder, note)
-        began = begun_with(training) if training.run.train.init and not start and not training.rounds_done else ()
+        began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
@@ -120,10 +120,13 @@ def recorded(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Take the weights with which the run says to begin, as far as they fit; return its report. Collective."""
-    with training.communicator.agreed():
-        train = training.run.train
-        return begin_with(Path(train.init), training.architecture, training.store, train.init_names).lines
+    """Take the weights with which the run says to begin, as far as they fit, once; return the report. Collective."""
+    train = training.run.train
+    if train.init and not training.begun and not training.rounds_done:
+        with training.communicator.agreed():
+            fit = begin_with(Path(train.init), training.architecture, training.store, train.init_names)
+        training.begun = fit.lines
+    return training.begun
 
 
 def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:

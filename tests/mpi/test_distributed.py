@@ -305,17 +305,6 @@ def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp):
     assert len(set(seen)) == 2
 
 
-def test_frozen_parameters_are_the_constructors_alone(comm, shared_tmp):
-    if comm.rank == 0:
-        torch.save({"trunk.weight": torch.zeros(4, 5), "last.weight": torch.zeros(1, 8)}, shared_tmp / "weights.pt")
-    comm.barrier()
-    job = istmpi.Distributed(
-        networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), init=str(shared_tmp / "weights.pt"), **SETTINGS
-    )
-    with pytest.raises(ConfigError, match="has trunk.weight, which is frozen here"):
-        next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
-
-
 @pytest.mark.parametrize("sampler", [None, DistributedSampler])
 def test_an_evaluation_scores_each_example_once(comm, shared_tmp, sampler):
     data = TensorDataset(torch.arange(23.0)[:, None].expand(23, 5).double())

@@ -1,0 +1,89 @@
+"""Frozen weights that are given: every rank has them, and resumed runs, checkpoints and exports have the same."""
+
+import networks
+import pytest
+import torch
+from small import assert_same_bits, whole
+from torch import nn
+
+import istmpi
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.deploy.export import export
+from istmpi.errors import ConfigError
+from istmpi.training.watch import Watch
+
+SETTINGS = {"local_steps": 2, "seed": 5, "threads": 1, "device": "cpu", "lr": 0.01}
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Valued(networks.FrozenTrunk):
+    """A network whose constructor gives its frozen trunk a value, as one that reads a file does."""
+
+    value = 1.0
+
+    def __init__(self, hidden=8):
+        super().__init__(hidden)
+        nn.init.constant_(self.trunk.weight, Valued.value)
+
+
+def job_of(comm, kind=networks.FrozenTrunk, **settings):
+    return istmpi.Distributed(kind, {}, comm, example=X, **SETTINGS | settings)
+
+
+def train(job, folder, rounds, **more):
+    for round in job.rounds(rounds, folder=folder, watch=Watch(), signals=False, **more):
+        for step in round.steps():
+            x = torch.randn(4, 5, generator=torch.Generator().manual_seed(2 * round.number + step))
+            round.step(round.module(x.to(next(round.module.parameters()).dtype)).square().mean())
+    return score(job)
+
+
+def score(job):
+    dtype = next(iter(job.training.store.tensors.values())).dtype
+    return job.evaluate(lambda module, x: module(x.to(dtype)).mean(), [X])
+
+
+@pytest.fixture
+def folder(comm, shared_tmp):
+    safetensors = pytest.importorskip("safetensors.torch")
+    if comm.rank == 0:
+        (shared_tmp / "given").mkdir()
+        given = {"bert.trunk.weight": torch.arange(20.0).view(4, 5) / 10, "bert.first.weight": torch.ones(8, 4) / 4}
+        safetensors.save_file(given, shared_tmp / "given/model.safetensors")
+    comm.barrier()
+    return shared_tmp
+
+
+@pytest.mark.parametrize("method, dtype", [("ist", "float32"), ("local-sgd", "float64")])
+def test_frozen_weights_that_are_given_stay_the_same_when_resumed_and_exported(comm, folder, method, dtype):
+    settings = {"method": method, "dtype": dtype}
+    given = settings | {"init": str(folder / "given"), "init_names": {"bert.": ""}}
+    uninterrupted = job_of(comm, **given)
+    assert train(uninterrupted, folder / "whole", 2) != score(job_of(comm, **given))
+    train(job_of(comm, **given), folder / "halves", 1)
+    resumed = job_of(comm, **settings)
+    assert train(resumed, folder / "halves", 2, resume="auto") == score(uninterrupted)
+    assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+    network = folder / "halves/network.h5"
+    assert score(job_of(comm, **settings, init=str(network))) == pytest.approx(score(resumed), rel=1e-5)
+    state = resumed.state_dict()
+    if comm.rank == 0:
+        assert torch.equal(state["trunk.weight"].float(), torch.arange(20.0).view(4, 5) / 10)
+        exported = export(network, "torch", folder / "network.pt", model=f"{networks.__file__}:FrozenTrunk").path
+        for name, values in torch.load(exported)["state_dict"].items():
+            assert torch.equal(values, state[name]), name
+        with open_checkpoint(network) as checkpoint:
+            assert [*checkpoint.frozen] == ["trunk.weight"]  # what the constructor makes is not there twice
+
+
+def test_frozen_weights_that_a_constructor_makes_otherwise_are_refused_when_resumed(comm, shared_tmp):
+    train(job_of(comm, Valued), shared_tmp / "run", 1)
+    comm.barrier()
+    try:
+        Valued.value = 2.0
+        comm.barrier()
+        with pytest.raises(ConfigError, match="network.h5: the frozen weights .* are others than in that run"):
+            train(job_of(comm, Valued), shared_tmp / "run", 2, resume="auto")
+    finally:
+        comm.barrier()
+        Valued.value = 1.0
