@@ -120,7 +120,7 @@ class _StateDict(_File):
 
 @dataclass(frozen=True)
 class Fit:
-    path: Path
+    path: Path | str
     fitted: tuple[str, ...]
     """Parameters that have their values from the file now."""
     weights: tuple[int, int]
@@ -176,9 +176,7 @@ def begin_with(
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
-    if odd := store.not_finite():
-        dtype = next(iter(store.parameters.values())).dtype
-        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
+    require_finite(path, store)
     return fit
 
 
@@ -195,32 +193,52 @@ def _matched(
 ) -> tuple[Fit, dict[str, str]]:
     """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
-    misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
-    shapes = _shapes(network)
+    misshapen, used, names = {}, set(), _plainly(renamed_to(file.shapes, renamed or {}), network)
+    shapes = shapes_of(network)
     for name in network.frozen:  # others are the constructor's, and not missed
         if name not in names:
             shapes.pop(name, None)
     for name, shape in shapes.items():
         there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
         used.add(there)
-        if there is None:
-            missing.append(name)
-        elif file.shapes[there] != shape:
-            misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
-        else:
+        if there is not None and file.shapes[there] != shape:
+            misshapen[name] = file.shapes[there]
+        elif there is not None:
             sources[name] = there
-    weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
-    unused = tuple(name for name in file.shapes if name not in used)
-    fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)
-    if not sources:
+    return fitting(path, shapes, sources, misshapen, [name for name in file.shapes if name not in used]), sources
+
+
+def fitting(
+    source: Path | str,
+    shapes: Mapping[str, tuple[int, ...]],
+    fitted: Collection[str],
+    misshapen: Mapping[str, tuple[int, ...]],
+    unused: Iterable[str],
+) -> Fit:
+    """Return the fit of a source to the parameters of these ``shapes``; ConfigError where nothing fits.
+
+    ``misshapen``: the shapes that others have in the source.
+    """
+    weights = sum(prod(shapes[name]) for name in fitted), sum(map(prod, shapes.values()))
+    missing = tuple(name for name in shapes if name not in fitted and name not in misshapen)
+    odd = tuple(f"{name} ({_times(there)} there, {_times(shapes[name])} here)" for name, there in misshapen.items())
+    fit = Fit(source, tuple(fitted), weights, missing, odd, tuple(unused))
+    if not fitted:
         why = " ".join(fit.lines[1:])
         raise ConfigError(
-            f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
+            f"train.init = {str(source)!r}: nothing in it fits the network: {why} Give another, or --model."
         )
-    return fit, sources
+    return fit
 
 
-def _shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
+def require_finite(source: Path | str, store: ParameterStore) -> None:
+    """Refuse, with a DataError, weights of a source that are not finite in the store."""
+    if odd := store.not_finite():
+        dtype = next(iter(store.parameters.values())).dtype
+        raise DataError(f"train.init: {source}: {odd} as {dtype}; weights must be finite. Give another file.")
+
+
+def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all that can be given: parameters, and frozen ones of floating-point numbers."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
     shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
@@ -256,7 +274,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     yield file
 
 
-def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
+def renamed_to(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
     """Return the file's names by those in the network."""
     pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
     plain = {}
@@ -271,7 +289,7 @@ def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
 
     Where none fits then, either, the network's class may be a wrapper: its own prefix is put before them.
     """
-    expected = {key for name in _shapes(network) for key in (name, plain_name(network, name))}
+    expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)
     while plain and expected.isdisjoint(plain):
         wrapper = next(iter(plain)).partition(".")[0] + "."

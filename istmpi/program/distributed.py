@@ -19,6 +19,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.callable.drawing import drawing
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
@@ -48,7 +49,8 @@ class Distributed:
     (``optimizer.name``), or a function that returns one of a list of parameters, with ``groups`` and ``schedule`` as
     of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where the method counts passes
     over them (fedavg); costs are of batches like ``example``. All other arguments are settings of the run:
-    ``local_steps=20``, ``seed=1``, ``lr=0.1``, ``checkpoint_every=5``.
+    ``local_steps=20``, ``seed=1``, ``lr=0.1``, ``checkpoint_every=5``. ``init`` may be a function, which rank 0 alone
+    calls, that yields pairs of a name and a tensor.
 
     Raises, on every rank, ConfigError for a network or settings that cannot be trained.
     """
@@ -76,7 +78,12 @@ class Distributed:
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
-            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
+            init = str(settings.get("init") or "")
+            if function := settings["init"] if callable(settings.get("init")) else None:
+                init = f"{function.__module__}:{function.__qualname__}"
+            elif init and not Path(init).exists() and not is_function(init):
+                raise ConfigError(f"init = {init!r}: there is no such file or folder.")
+            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings, "init": init}
             chosen = dict(dotted(given))
             if made:
                 chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
@@ -90,8 +97,6 @@ class Distributed:
                         f"{name}: its argument {argument} has the name of a setting of istmpi's, model.{argument}. "
                         f"Rename it."
                     )
-            if settings.get("init") and not Path(str(settings["init"])).exists():
-                raise ConfigError(f"init = {settings['init']!r}: there is no such file or folder.")
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
             self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
@@ -106,6 +111,7 @@ class Distributed:
         )
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
+        self.training.init = function
         self._round: Round | None = None
         self.summary: Summary | None = None
         """The end of the last loop over rounds; None where nothing was left to train."""

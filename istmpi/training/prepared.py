@@ -12,6 +12,7 @@ from istmpi.checkpoint.state import (
     deployment_pieces,
     inputs_of,
 )
+from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
@@ -81,6 +82,8 @@ class Prepared:
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
+        self.init: Yields | None = None
+        """A program's function that yields weights to begin with."""
         self.begun: list[str] = []
         """The report of the weights with which the run began."""
         self._temperature = 1.0

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
 from istmpi.foreign import staying
 from istmpi.lock import FolderLock
@@ -123,8 +125,12 @@ def begun_with(training: Training) -> list[str]:
     """Take the weights with which the run says to begin, as far as they fit, once; return the report. Collective."""
     train = training.run.train
     if train.init and not training.begun and not training.rounds_done:
-        with training.communicator.agreed():
-            fit = begin_with(Path(train.init), training.architecture, training.store, train.init_names)
+        begun = training.architecture, training.store
+        if training.init or (is_function(train.init) and not Path(train.init).exists()):
+            fit = begin_with_function(train.init, training.init, *begun, training.communicator, train.init_names)
+        else:
+            with training.communicator.agreed():
+                fit = begin_with(Path(train.init), *begun, train.init_names)
         training.begun = fit.lines
     return training.begun
 

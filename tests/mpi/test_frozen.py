@@ -7,9 +7,10 @@ from small import assert_same_bits, whole
 from torch import nn
 
 import istmpi
+from istmpi.checkpoint import streamed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy.export import export
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 from istmpi.training.watch import Watch
 
 SETTINGS = {"local_steps": 2, "seed": 5, "threads": 1, "device": "cpu", "lr": 0.01}
@@ -87,3 +88,62 @@ def test_frozen_weights_that_a_constructor_makes_otherwise_are_refused_when_resu
     finally:
         comm.barrier()
         Valued.value = 1.0
+
+
+def weights():
+    """Yield weights as a class reads its own, one by one."""
+    yield "trunk.weight", torch.arange(20.0).view(4, 5) / 10
+    yield "steps", torch.zeros(1).long()
+    yield "first.weight", torch.arange(32.0).view(8, 4) / 40
+    yield "last.weight", torch.full((1, 8), 0.1)
+    yield "last.bias", torch.zeros(2)
+    yield "head.bias", torch.zeros(2)
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+@pytest.mark.parametrize("how", ["function", "name"])
+def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, shared_tmp, method, how, monkeypatch):
+    monkeypatch.setattr(streamed, "STAGING_BYTES", 40)  # so that a matrix goes in several messages
+    called = []
+
+    def yielding():
+        called.append(comm.rank)
+        yield from weights()
+
+    init = yielding if how == "function" else f"{__file__}:weights"
+    job = job_of(comm, method=method, init=init)
+    if comm.rank == 0:
+        torch.save(dict(weights()), shared_tmp / "weights.pt")
+    comm.barrier()
+    other = job_of(comm, method=method, init=str(shared_tmp / "weights.pt"))
+    assert score(job) == score(other)
+    assert_same_bits(whole(job.training), whole(other.training))
+    assert called == [0] * (how == "function" and comm.rank == 0)
+    assert job.training.begun[0].endswith("3 of 5 parameters fit, 60 of 69 weights.")
+    assert job.training.begun[1:] == other.training.begun[1:]
+    assert job.training.begun[1:] == [
+        "of another shape, not taken: last.bias (2 there, 1 here).",
+        "not in the file, as at any beginning: first.bias.",
+        "in the file alone: head.bias.",
+    ]
+
+
+def failing():
+    yield "trunk.weight", torch.zeros(4, 5)
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    "function, kind, message",
+    [
+        (failing, DataError, "it fails: OSError: the disk is gone."),
+        (lambda: ["trunk.weight"], ConfigError, "it yields trunk.weight; it must yield pairs of a name and a tensor"),
+        (lambda: [("head.bias", X)], ConfigError, "nothing in it fits the network: not in the file"),
+        (lambda: [("last.weight", X[:1] / 0)], ConfigError, "nothing in it fits the network: of another shape"),
+        (lambda: [("last.bias", X[0, :1] / 0)], DataError, r"last.bias\[0\] is .* weights must be finite"),
+        (f"{__file__}:missing", ConfigError, "there is no function missing"),
+    ],
+)
+def test_a_function_that_yields_no_weights_ends_all_ranks(comm, function, kind, message):
+    with pytest.raises(kind, match=message):
+        score(job_of(comm, init=function))
