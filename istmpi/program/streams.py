@@ -159,21 +159,25 @@ class Streams:
                         "the loader's data set is another one than on rank 0. Each rank draws from its own part of one "
                         "data set; where ranks have data of their own, write round.take(loader, local=True)."
                     )
-            self._compare(fingerprint, note)
+                if self._folder and fingerprint:
+                    self._require_as_before([*fingerprint, communicator.size if local else 0])
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])
             self._streams[key] = stream
         return self._streams[key]
 
-    def _compare(self, fingerprint: tuple[int, int] | None, note: Callable[[str], None]) -> None:
-        """Note a data set that a resumed run had otherwise."""
-        if self._folder is None or fingerprint is None:
-            return
+    def _require_as_before(self, fingerprint: list[int]) -> None:
+        """Refuse a data set that a resumed run had otherwise, of each rank's own only on as many ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
-        before = fingerprints.setdefault(str(len(self._streams)), list(fingerprint))
-        if before != list(fingerprint):
-            note(f"loader {len(self._streams) + 1}: its data set is another one than before resuming.")
+        number = str(len(self._streams))
+        before = fingerprints.get(number, fingerprint)
+        if before != fingerprint and before[2:] == fingerprint[2:]:
+            raise DataError(
+                f"loader {len(self._streams) + 1}: its data set is another one than before resuming. Give the same "
+                f"data, or a new folder."
+            )
+        fingerprints[number] = fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fingerprints))
 

@@ -255,21 +255,25 @@ def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tm
     assert len({*seen}) == min(21, 20 + more * comm.rank)
 
 
-def test_changed_data_are_noted_when_resuming(comm, shared_tmp):
-    notes = []
+@pytest.mark.parametrize("local", [False, True])
+def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
+    """As prepared data are; each rank's own only on as many ranks as before."""
 
-    class Noting(Watch):
-        def noticed(self, message):
-            notes.append(message)
-
-    for rounds, value in ((2, 0.0), (3, 1.0)):
+    def train(rounds, value):
         data = TensorDataset(torch.full((12, 5), value).double())
         job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Noting(), signals=False):
-            for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True)):
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False):
+            for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True), local=local):
                 round.step(round.module(x, x).square().mean())
-    if comm.rank == 0:
-        assert notes[-1] == "loader 1: its data set is another one than before resuming."
+
+    train(1, 0.0)
+    train(2, 0.0)
+    with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
+        train(3, 1.0)
+    path = shared_tmp / f"run/loaders/data-{comm.rank}.json"
+    path.write_text(path.read_text().replace(f" {comm.size}]", f" {comm.size + 1}]"))
+    if local:
+        train(3, 1.0)
 
 
 def test_it_begins_with_given_weights(comm, shared_tmp):
