@@ -172,6 +172,7 @@ class Distributed:
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
+                self._streams.compare(self._note)
                 record.add(training.progress(self._score_of_round()))
                 if training.checkpoint_due or training.stop.reason or training.done:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)

@@ -18,7 +18,7 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.data.callable.drawing import drawing
-from istmpi.data.callable.split import OwnSplit
+from istmpi.data.callable.split import OwnSplit, checksum_of
 from istmpi.data.dataset import Split
 from istmpi.data.placement import place
 from istmpi.errors import ConfigError, DataError
@@ -72,6 +72,8 @@ class Stream:
         """``local``: the data set is this rank's alone, which draws from all of it; otherwise from its own part."""
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.first: int | None = None
+        """The checksum of the first batch of a loader in its own order, once it was taken."""
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
@@ -115,7 +117,9 @@ class Stream:
         ``ahead``: batches behind it that a thread reads meanwhile.
         """
         if self._batches is None:
-            return self._next()
+            batch = self._next()
+            self.first = checksum_of(batch) if self.first is None else self.first
+            return batch
         self._split.ahead = ahead
         return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
 
@@ -141,6 +145,8 @@ class Streams:
         self._states: list[Any] = []
         self._begun: list[Any] = []
         self._folder: Path | None = None
+        self._new: list[tuple[str, Stream]] = []
+        """Streams whose first batches are still to be compared."""
 
     def of(self, loader: Iterable[Any], note: Callable[[str], None], local: bool = False) -> Stream:
         """Return a loader's stream; DataError where its data set is another one on some rank and not ``local``."""
@@ -164,7 +170,21 @@ class Streams:
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])
             self._streams[key] = stream
+            if fingerprint is None and not local and communicator.size > 1:
+                self._new.append((type(loader).__name__, stream))
         return self._streams[key]
+
+    def compare(self, note: Callable[[str], None]) -> None:
+        """Note loaders that gave all ranks the same first batch, once. Collective, behind a round."""
+        if self._new:
+            per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
+            for (loader, _), firsts in zip(self._new, zip(*per_rank)):
+                if firsts[0] and len({*firsts}) == 1:
+                    note(
+                        f"{loader}: all ranks got the same first batch, so that each learns what the others do. Let it "
+                        f"depend on job.communicator.rank, or write round.take(loader, local=True) if that is meant."
+                    )
+            self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
         """Refuse a data set that a resumed run had otherwise, of each rank's own only on as many ranks."""

@@ -201,6 +201,19 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         Stream([], 5, 0, 1, print).at(0)
 
 
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("alike, local, warned", [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_loader_that_gives_all_ranks_the_same_batches_is_noticed(comm, shared_tmp, alike, local, warned):
+    watch, loader = Noted(), [torch.full((4, 5), float(step + (not alike) * comm.rank)).double() for step in range(9)]
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=watch, signals=False):
+        for x in round.take(loader, local=local):
+            round.step(round.module(x, x).square().mean() * 1e-6)
+    if comm.rank == 0:
+        warning = "list: all ranks got the same first batch, so that each learns what the others do. Let it depend on"
+        assert sum(note.startswith(warning) for note in watch.notes) == warned
+
+
 class Counting:
     """A stateful loader, as torchdata has them."""
 

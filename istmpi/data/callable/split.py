@@ -117,15 +117,16 @@ class OwnSplit(Split):
 
     @property
     def features_checksum(self) -> int:
-        return _checksum([batch.inputs for batch in self._sample])
+        return checksum_of([batch.inputs for batch in self._sample])
 
     @property
     def labels_checksum(self) -> int:
-        return _checksum([batch.targets for batch in self._sample])
+        return checksum_of([batch.targets for batch in self._sample])
 
 
-def _checksum(tree: Any) -> int:
+def checksum_of(tree: Any) -> int:
+    """Return a checksum of the tensors of a tree; 0 where there are none."""
     checksum = 0
     for tensor in tensors_of(tree):
-        checksum = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
     return checksum
