@@ -120,6 +120,7 @@ class Distributed:
         self._metrics: Callable[[], list[dict[str, Any]]] = list
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
+        self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         if made:
             with self.communicator.agreed():
                 made.require_usable(self.training.architecture.parameters)
@@ -178,8 +179,11 @@ class Distributed:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
-            if training.done and training.architecture.batch_norms and not training.calibrated:
-                self._note("the network is saved without moments of its batch normalisations: evaluate the last round.")
+            if training.done and network and self._uncalibrated:
+                if self._calibration:
+                    self._require_calibrated()
+                else:
+                    self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
 
     def end(self) -> None:
@@ -203,9 +207,9 @@ class Distributed:
 
         ``score`` returns the mean over the batch's examples, a number or a dict of numbers by their names; or a pair
         of a sum and the number of examples. ``calibrate``: a loader whose first batch on each rank gives the moments
-        of batch normalisations. ``same_loader``: all ranks have the same loader, and each takes every P-th batch;
-        otherwise each takes all of its own. The result is the same on every rank, and is in the record of the round
-        as ``name``.
+        of batch normalisations; later calls take the same again. ``same_loader``: all ranks have the same loader, and
+        each takes every P-th batch; otherwise each takes all of its own. The result is the same on every rank, and is
+        in the record of the round as ``name``.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
@@ -215,11 +219,8 @@ class Distributed:
             training.method.publish()
             full = training.evaluator.network
             if calibrate is not None and training.architecture.batch_norms:
-                with drawing() as draw:
-                    draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
-                    batch = self._first(calibrate)
-                full.calibrate_by(lambda: score(full.module, batch))
-                training.note_calibration()
+                self._calibration = score, calibrate
+                self._calibrate()
             else:
                 self._require_calibrated()
                 full.load_moments(full.moments)
@@ -238,6 +239,16 @@ class Distributed:
             full.finish()
             full.release()
             return self._mean(sums, count, name)
+
+    def _calibrate(self) -> None:
+        """Take the moments of batch normalisations as the last evaluation with ``calibrate`` did. Collective."""
+        (score, loader), training = self._calibration, self.training
+        full = training.evaluator.network
+        with drawing() as draw:
+            draw(rng.key(self.run.train.seed, "calibrate", self.communicator.rank, training.rounds_done))
+            batch = self._first(loader)
+        full.calibrate_by(lambda: score(full.module, batch))
+        training.note_calibration()
 
     def _first(self, loader: Iterable[Any]) -> Any:
         """Return this rank's first batch of a loader, or the first of all."""
@@ -350,12 +361,21 @@ class Distributed:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check)
 
+    @property
+    def _uncalibrated(self) -> bool:
+        return bool(self.training.architecture.batch_norms) and not self.training.calibrated
+
     def _require_calibrated(self) -> None:
-        if self.training.architecture.batch_norms and not self.training.calibrated:
-            raise ConfigError(
-                "the network has batch normalisations, whose moments are not known after this round: call evaluate "
-                "with calibrate=, a loader of training data."
-            )
+        """Take the moments of batch normalisations where they are not known after this round. Collective."""
+        if self._uncalibrated:
+            if not self._calibration:
+                raise ConfigError(
+                    "the network has batch normalisations, whose moments are not known after this round: call evaluate "
+                    "with calibrate=, a loader of training data."
+                )
+            self.training.method.publish()
+            self._calibrate()
+            self.training.evaluator.network.release()
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:

@@ -13,8 +13,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import istmpi
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import stopping
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
@@ -384,6 +386,31 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
         assert (line["score"], line["accuracy" if "accuracy" in line else "score"]) == (scored, scored)
     both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
     assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
+
+
+def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_evaluated(comm, shared_tmp):
+    """It is saved, exported and scored with moments of the weights that it has; without a loader it is refused."""
+    loader, batches, saved = DataLoader(Digits(), batch_size=8, shuffle=True), Training(run_of({}), comm).batches, []
+    for calibrates in (0, 1, 3):
+        job, folder = distributed(comm, lr=0.1), shared_tmp / f"{calibrates}"
+        if calibrates < 3:
+            with pytest.raises(ConfigError, match="moments are not known after this round: call evaluate"):
+                job.save(shared_tmp / "network.h5")
+
+        def evaluate(round, job=job, last=calibrates):
+            if round.number <= last:
+                job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=loader)
+
+        loop(job, batches, 3, folder=folder, behind=evaluate)
+        if calibrates:
+            job.save(folder / "other.h5")
+            with open_checkpoint(folder / "network.h5") as end, open_checkpoint(folder / "other.h5") as other:
+                saved += [end.moments["norm"][0], other.moments["norm"][0]]
+            assert job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50)) > 0
+        elif comm.rank == 0:
+            with pytest.raises(DataError, match="without calibration"):
+                export(folder / "network.h5", "torch", folder / "network.pt", model=f"{FILE}:Convolutional")
+    assert all(np.array_equal(saved[0], other) for other in saved)
 
 
 def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm, shared_tmp):
