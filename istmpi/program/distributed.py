@@ -34,6 +34,7 @@ from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batch
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
+from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 from istmpi.trees import Named, tensors_of
 
@@ -117,6 +118,7 @@ class Distributed:
         """The end of the last loop over rounds; None where nothing was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed)
         self._score: tuple[int, Score] | None = None
+        self._ended: RunRecord | None = None
         self._metrics: Callable[[], list[dict[str, Any]]] = list
         self._note: Callable[[str], None] = lambda message: None
         self._guard: Any = None
@@ -155,7 +157,7 @@ class Distributed:
         resumed = str(resume or "")
         with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
             training, record = recording
-            self.run = run
+            self.run, self._ended = run, None
             if record is None:
                 return
             self._note, loaders = record.note, record.folder / "loaders"
@@ -185,6 +187,7 @@ class Distributed:
                 else:
                     self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
+        self._ended = record
 
     def end(self) -> None:
         """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
@@ -274,7 +277,10 @@ class Distributed:
         first = next(iter(means))
         self.training.score_name = first or name
         more = {key: value for key, value in means.items() if key != first} or None
-        self._score = self.training.rounds_done, Score(float("nan"), means[first], examples, more=more)
+        score = Score(float("nan"), means[first], examples, more=more)
+        self._score = self.training.rounds_done, score
+        if self._ended:
+            self.summary = self._ended.add_score(score) or self.summary
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
@@ -393,14 +399,18 @@ def _values(returned: Any, rows: int) -> tuple[dict[str, float], int]:
     """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
     if isinstance(returned, tuple) and len(returned) == 2:
         total, count = returned
-        return {"": _number(total)}, int(count)
+        return {"": _number(total)}, int(_number(count))
     if isinstance(returned, Mapping):
         return {name: _number(value) * rows for name, value in returned.items()}, rows
     return {"": _number(returned) * rows}, rows
 
 
 def _number(value: Any) -> float:
-    size = value.numel() if isinstance(value, torch.Tensor) else 1
-    if size != 1 or isinstance(value, str) or value is None:
-        raise ConfigError(f"the score is {size} numbers; it must be one for a batch, or a dict of such by their names.")
-    return float(value)
+    several = isinstance(value, torch.Tensor) and value.numel() != 1
+    try:
+        if not several and not isinstance(value, str):
+            return float(value)
+    except TypeError:
+        pass
+    what = f"{value.numel()} numbers" if several else type(value).__name__
+    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of such by their names.")

@@ -630,12 +630,6 @@ def ends(round, batches, job):
         round.step(loss_of(round.module, batch))
 
 
-def several(round, batches, job):
-    for batch in round.take(batches):
-        round.step(loss_of(round.module, batch))
-    job.evaluate(lambda module, batch: torch.zeros(3), [EXAMPLE] * 9, calibrate=[(EXAMPLE, torch.zeros(8).long())])
-
-
 def uncalibrated(round, batches, job):
     for batch in round.take(batches):
         round.step(loss_of(round.module, batch))
@@ -709,9 +703,33 @@ def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
     assert [line["round"] for line in job.metrics()] == [1, 2, 3]
 
 
-def test_a_score_is_one_number(comm, shared_tmp):
-    with pytest.raises(ConfigError, match="the score is 3 numbers; it must be one for a batch"):
-        wrongly(several)(comm, shared_tmp / "run")
+@pytest.mark.parametrize(
+    "score, what",
+    [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
+    + [(None, "NoneType"), ("0.5", "str"), ([0.5], "list")],
+)
+def test_a_score_is_one_number(comm, score, what):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of such"):
+        job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
+
+
+def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for _ in round.steps():
+            round.step(round.module(*(x.double() for x in pair(4))).square().mean())
+        job.evaluate(lambda module, batch: 1.0, [EXAMPLE] * 9)
+    mean = job.evaluate(lambda module, batch: (batch.sum(), len(batch)), [EXAMPLE, EXAMPLE[:3]], name="mean")
+    assert mean == pytest.approx(float(EXAMPLE.sum() + EXAMPLE[:3].sum()) / 11)
+    lines = job.metrics()
+    assert [(line["round"], line["score"], line["score_name"]) for line in lines] == [
+        (1, 1, "score"),
+        (2, mean, "mean"),
+    ]
+    assert job.summary.last.score.score == mean
+    if comm.rank == 0:
+        assert RunFolder(shared_tmp / "run").summary().tree["last"]["score"]["score"] == mean
 
 
 @pytest.mark.parametrize(
