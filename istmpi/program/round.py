@@ -46,6 +46,11 @@ class Round:
         return self._method.subnet.optimizer
 
     @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return self._method.job.device
+
+    @property
     def rate(self) -> float:
         """The learning rate of the last local step that was begun."""
         return self._method.rate(self._step)

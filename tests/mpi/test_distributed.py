@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import networks
 import numpy as np
@@ -760,3 +761,68 @@ def test_costs_are_known_before_the_first_round(comm, shared_tmp):
     batches = Training(run_of({"method": "local-sgd"}), comm).batches
     loop(job, batches, 4, folder=shared_tmp / "run")
     assert planned == pytest.approx(job.training.tally.counts.bytes / 4, rel=0.3)
+
+
+def towers(comm, folder, around=lambda module: module, rounds=3, **settings):
+    """Train two towers whose module is used through ``around``; return the job."""
+    settings = SETTINGS | {"lr": 0.1, **settings}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5, "hidden": 8}, comm, example=pair(6), **settings)
+    for round in job.rounds(rounds, folder=folder, watch=Watch(), signals=False):
+        module = around(round.module)
+        for step in round.steps():
+            x = torch.randn(8, 5, generator=seeded(10 * round.number + step), dtype=torch.float64)
+            round.step(module(x, x).square().mean())
+        for hook in getattr(module, "hooks", ()):
+            hook.remove()
+    return job
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, method):
+    called = []
+
+    def hooked(module):
+        last = module.tower[2]
+        module.hooks = [
+            module.register_forward_pre_hook(lambda *_: called.append("module")),
+            last.register_forward_hook(lambda *_: called.append("forward")),
+            last.register_full_backward_hook(lambda *_: called.append("backward")),
+            last.weight.register_post_accumulate_grad_hook(lambda _: called.append("gradient")),
+        ]
+        return module
+
+    job = towers(comm, shared_tmp / "hooked", hooked, method=method)
+    assert called[:3] == ["module", "forward", "forward"]
+    assert Counter(called) == {"module": 9, "forward": 18, "backward": 18, "gradient": 9}
+    assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", method=method).training))
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp, method):
+    """By a backend that compiles nothing; the weights are those of the plain module."""
+    compiled, widths = [], set()
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    def around(module):
+        widths.add(module.tower[0].out_features)
+        return torch.compile(module, backend=backend)
+
+    job = towers(comm, shared_tmp / "compiled", around, rounds=5, method=method)
+    assert len(compiled) == len(widths)
+    assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", rounds=5, method=method).training))
+
+
+def test_batches_on_another_device_are_refused_by_torch(comm, shared_tmp):
+    """The error is raised where the batch is used, and not by what looks at batches."""
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
+    with pytest.raises(RuntimeError, match="device"):
+        job.evaluate(lambda module, x: module(x, x).mean(), batches * comm.size)
+    round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+    x = next(iter(round.take(batches)))
+    with pytest.raises(RuntimeError, match="device"):
+        round.step(round.module(x, x).mean())
+    assert round.device == torch.device("cpu")
