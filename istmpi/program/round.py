@@ -108,7 +108,7 @@ class Round:
         that is not one number, or has no gradient.
         """
         self._require_loss(loss)
-        noted = loss.detach().reshape(())
+        noted = loss.detach().reshape(()) if loss.ndim else loss.detach()
         if self._parts > 1:
             self._losses.append(noted)
             loss, noted = loss / self._parts, sum(self._losses) / self._parts
