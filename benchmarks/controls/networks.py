@@ -74,10 +74,11 @@ def short(words: str, row: Row) -> str:
 def summary(verdicts: dict[str, dict[str, str]]) -> str:
     """Return the counts of a state."""
     trained = [verdict for verdict in verdicts.values() if verdict["trained"] != "refused"]
-    truly = sum(verdicts[row.network]["trained"] == "refused" for row in ROWS if row.trains)
+    refused = [row for row in ROWS if row.network in verdicts and verdicts[row.network]["trained"] == "refused"]
+    truly = sum(bool(row.trains) for row in refused)
     wrong = sum(verdict["full"] not in ("right", "") for verdict in trained)
     text = f"{len(verdicts)} networks: {len(trained)} are trained, of which {wrong} say something else in full; "
-    return text + f"{len(verdicts) - len(trained)} are refused, {truly} of which could be trained."
+    return text + f"{len(refused)} are refused, {truly} of which could be trained."
 
 
 def main() -> None:
@@ -100,7 +101,8 @@ def main() -> None:
     columns = [f"{head}{', now' * number}" for number in range(len(states)) for head in heads]
     lines += ["", f"| network | idiom | {' | '.join(columns)} |", f"| {' | '.join(['---'] * (len(columns) + 2))} |"]
     for row in ROWS:
-        cells = [state[row.network][key] for state in states for key in ("found", "trained", "full", "words")]
+        keys = ("found", "trained", "full", "words")
+        cells = [state[row.network][key] if row.network in state else "not tried" for state in states for key in keys]
         lines.append(f"| {row.name} | {' '.join(kind_of(row).__doc__.split())} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text)

@@ -89,6 +89,9 @@ class Header:
     """Shares that change during the run: those of the last trained round and the two behind it, by the number of
     the first round that has them."""
 
+    blocks: _Upto = 0
+    """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
+
     frozen: float = 0.0
     """The digest of frozen parameters (`istmpi.models.architecture.Architecture.frozen_digest`)."""
 

@@ -107,13 +107,21 @@ class Checkpoint:
     @property
     def calibrated(self) -> bool:
         """True if all batch normalisations have their moments here, so that a single example can be scored."""
-        return all(self._has(f"norm/{stage}/") for stage in self.architecture.batch_norms)
+        return not self.architecture.batch_norms or bool(self._norms)
+
+    @property
+    def _norms(self) -> list[str]:
+        """Return the names of calibrated normalisations: all, or none; in blocks with the subnet's number before."""
+        norms = self.architecture.batch_norms
+        if self.header.blocks:  # a subnet does not have the normalisations of residual blocks that it lacks
+            numbered = [f"{number}/{name}" for number in range(self.header.blocks) for name in norms]
+            return [name for name in numbered if self._has(f"norm/{name}/")]
+        return [*norms] if all(self._has(f"norm/{name}/") for name in norms) else []
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Calibrated mean and deviation of the units of every batch normalisation; empty without calibration."""
-        stages = self.architecture.batch_norms if self.calibrated else ()
-        return {stage: (self.array(f"norm/{stage}/mean"), self.array(f"norm/{stage}/std")) for stage in stages}
+        return {name: (self.array(f"norm/{name}/mean"), self.array(f"norm/{name}/std")) for name in self._norms}
 
     @property
     def normalisation(self) -> Normalisation | None:

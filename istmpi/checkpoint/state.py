@@ -90,7 +90,7 @@ def deployment_pieces(
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
-        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + norms[name].epsilon)
+        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + norms[name.rpartition("/")[2]].epsilon)
     arrays |= inputs
     for path, values in arrays.items():
         dtype = values.dtype.str[1:] if values.dtype.kind == "S" else values.dtype.name
@@ -149,7 +149,7 @@ def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torc
     """Read the calibration as networks take it: mean and variance of the units; the inverse of its pieces."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
-        epsilon = checkpoint.architecture.batch_norms[name].epsilon
+        epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon
         variance = np.maximum(np.square(std, dtype=np.float64) - epsilon, 0).astype(std.dtype)
         moments[name] = torch.from_numpy(mean), torch.from_numpy(variance)
     return moments

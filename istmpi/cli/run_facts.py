@@ -117,7 +117,8 @@ def _scores(score: Score) -> str:
     exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
     bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
     more = "".join(f"  {name} {value:.4f}" for name, value in (score.more or {}).items())
-    return f"{score.score:.4f}{exits}{bits}{more}"
+    form = " by the ranks' subnets side by side" * (score.form == "blocks")
+    return f"{score.score:.4f}{exits}{bits}{more}{form}"
 
 
 def _phases(seconds: Mapping[str, float]) -> str:

@@ -133,6 +133,11 @@ class Run:
                 f"size of images. Use resnet, vgg or a network of your own, or leave it out."
             )
         implied |= {"data.placement": "local"} if own_files else {}
+        if own_files and self.evaluate.form not in (None, "merged"):
+            raise ConfigError(
+                f"evaluate.form = {self.evaluate.form!r} does not go with data.placement = 'local': all subnets are "
+                f"scored on the same examples. Leave form out."
+            )
         return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:

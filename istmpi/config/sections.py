@@ -325,6 +325,13 @@ class Evaluate:
         "evaluations would take more than a tenth of the run, by FLOPs.",
     ] = None
 
+    form: Annotated[
+        Literal["merged", "blocks", "best"] | None,
+        "The network that is scored and kept: merged (the full one), blocks (the ranks' subnets, whose outputs are "
+        "averaged), or best (whichever scores better on the validation split, or on a sample of the training data); by "
+        "default best where method.redeal = 0, otherwise merged.",
+    ] = None
+
     def rounds_between(self, rounds: int) -> int:
         return self.every or max(rounds // 10, 1)
 

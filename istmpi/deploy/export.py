@@ -101,17 +101,7 @@ def export(
                 f"--model {model}: {note}, but what it computes may not be. Give the source that it was trained with, "
                 f"or --changed-source to export it with this one."
             )
-        if calibrate_on is None:
-            require_calibrated(checkpoint)
-            checkpoint.require_valid()
-            moments = stored_moments(checkpoint)
-        else:
-            moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
-        if not network.stages:
-            state = own_state(checkpoint.tensors, checkpoint.header.full_scale, moments, network)
-        else:
-            state = chain_state(checkpoint, moments)
-        parts = parts_of(Content(checkpoint, network, state), target.name)
+        parts = parts_of(Content(checkpoint, network, _state(checkpoint, network, calibrate_on, model)), target.name)
         files = [target.with_name(name) for name in parts]
         for file in files:
             require_free(file, force)
@@ -122,6 +112,22 @@ def export(
                 write(file)
     size = sum(file.stat().st_size for file in files)
     return Export(files[0], size, next(iter(files[1:]), None), note)
+
+
+def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None) -> State:
+    if count := checkpoint.header.blocks:
+        module = CalibratedNetwork(checkpoint, calibrate_on, model).module
+        module._forward_hooks.clear()  # a program takes no decision on values, as whether they are finite
+        return State([], problem=f"its network is {count} subnets side by side (evaluate.form)", module=module)
+    if calibrate_on is None:
+        require_calibrated(checkpoint)
+        checkpoint.require_valid()
+        moments = stored_moments(checkpoint)
+    else:
+        moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
+    if network.stages:
+        return chain_state(checkpoint, moments)
+    return own_state(checkpoint.tensors, checkpoint.header.full_scale, moments, network)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:

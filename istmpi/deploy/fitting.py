@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.offsets import named
 from istmpi.data.sources import open_dataset
+from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
+from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
 from istmpi.names import SHIPPED, is_own
 from istmpi.tasks import OWN
@@ -50,6 +53,17 @@ def runnable(
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network
+
+
+def deal_of(header: Header, architecture: Architecture) -> Partition:
+    """Return the deal whose subnets are a checkpoint's network side by side: that of its last round."""
+    run, first, last = header.run, 0, max(header.round - 1, 0)
+    for name, rounds in run.phases():
+        if first <= last:
+            phase = run.override({"method.name": name})
+        first += rounds
+    shares = [header.shares[since] for since in sorted(header.shares) if since <= last]
+    return spec_of(phase.method.name).deal(phase, architecture, header.blocks, last, shares[-1] if shares else None)
 
 
 def changed_source(network: Architecture) -> str:

@@ -83,6 +83,8 @@ class State:
     """The reason why the class cannot load this state; empty where it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
     """Factors of sums that go with the state (`istmpi.models.architecture.scale_sums`)."""
+    module: nn.Module | None = None
+    """The network itself, where it is none that a plain class makes."""
 
     @property
     def tensors(self) -> dict[str, Values]:

@@ -14,9 +14,10 @@ from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import examples_of, resized
 from istmpi.data.offsets import less
 from istmpi.data.sparse.split import Ragged, SparseSplit
-from istmpi.deploy.fitting import changed_source, fitting_data, runnable
+from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, runnable
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
+from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import calibration_rows, sampled_of
 from istmpi.exits import outputs_of
 from istmpi.models.architecture import Architecture
@@ -45,14 +46,19 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
         fill(checkpoint, store)
-        self.module = with_values(architecture, store)
+        header = checkpoint.header
+        if header.blocks:
+            self.module = blocks.with_values(architecture, deal_of(header, architecture), store.tensors)
+            norms = self.module.layers
+        else:
+            self.module = with_values(architecture, store)
+            norms = architecture.batch_norm_layers(self.module)
         # The file may be closed by the time that examples come.
         self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
         self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
-        norms = architecture.batch_norm_layers(self.module)
         if calibrate_on is None:
             for name, moments in stored_moments(checkpoint).items():
                 norms[name].moments = moments

@@ -59,7 +59,7 @@ class Normalising(nn.Module):
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
     """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
     tensors = whole_state(state)
-    if not network.stages:
+    if state.module or not network.stages:
         code = network.code
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
@@ -67,7 +67,7 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
                 f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
                 f"safetensors or npz."
             )
-        plain, normalisation = _own_module(network, tensors, state), checkpoint.normalisation
+        plain, normalisation = state.module or _own_module(network, tensors, state), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
         module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
         name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]

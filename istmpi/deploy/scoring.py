@@ -7,7 +7,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.images.split import resized
-from istmpi.deploy.fitting import changed_source, fitting_data, own_source, runnable
+from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, own_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -56,11 +56,13 @@ def evaluate(
         if TASKS[data.task].of_nodes:
             network.nodes = (len(data.test.graph),) * 2
         data = resized(data, checkpoint.header.side).reshaped(network.example_shape)
-        moments, ranks = stored_moments(checkpoint), checkpoint.header.ranks
+        moments, header = stored_moments(checkpoint), checkpoint.header
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:
         choose_threads(run.train.threads, local)
-    evaluator = Evaluator(run, network, data, store, communicator, ranks)
+    evaluator = Evaluator(run, network, data, store, communicator, header.ranks)
+    if header.blocks:
+        evaluator.arrange(deal_of(header, network), "blocks")
     if calibrate:
         evaluator.calibrate()
     else:

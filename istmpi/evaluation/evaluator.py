@@ -17,8 +17,10 @@ from istmpi.cost.calibration import evaluation_share
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.engine.layout import Layout
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
+from istmpi.evaluation.blocks import SharedBlocks
 from istmpi.evaluation.fitting import fitted_scale
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
@@ -49,6 +51,8 @@ class Score:
     """The score of every exit, where there are several."""
     bits_per_byte: float | None = None
     more: Mapping[str, float] | None = None
+    form: str = "merged"
+    """The form of the network that was scored (evaluate.form)."""
 
 
 class Evaluator:
@@ -84,9 +88,10 @@ class Evaluator:
         self._ranking: Ranking | None = None
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
-        self.network = FullNetwork(
+        self.network: FullNetwork | SharedBlocks = FullNetwork(
             architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units
         )
+        self._merged, self.form = self.network, "merged"
 
     @property
     def share(self) -> float:
@@ -104,10 +109,33 @@ class Evaluator:
         self.network.release()
         return score
 
-    def measure(self, split: Split) -> Score:
-        """The score on a whole split, with the normalisation as it is."""
+    def arrange(self, deal: Layout, form: str | None = None) -> None:
+        """Take a form in which a round's network is scored from now on, by default the run's. Collective."""
+        form = form or self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
+        self.network, self.form = self._merged, "merged"
+        if not deal.units or form == "merged":
+            return
+        networks = {
+            "merged": self._merged,
+            "blocks": SharedBlocks(self._architecture, self._store, self._communicator, deal),
+        }
+        if form == "best":
+            split, rows = self._dataset.splits.get("validation"), None
+            if split is None:
+                split, rows = self._dataset.train, self._sample()
+            scores = {}
+            for name, self.network in networks.items():
+                self.calibrate()
+                scores[name] = self._communicator.broadcast_from_root(self.measure(split, rows).score)
+                self.network.release()
+            form = (max if self._dataset.scoring.higher_is_better else min)(scores, key=scores.__getitem__)
+        self.network, self.form = networks[form], form
+
+    def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
+        """The score on a whole split, or some rows of it, with the normalisation as it is."""
+        rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
-            return self._ranked(split)
+            return self._ranked(split, rows)
         weights = self._run.train.exit_weights
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
@@ -119,14 +147,15 @@ class Evaluator:
 
         numbers = self._task.numbers
         shape = (2 + self._architecture.exits * numbers,)
-        loss, examples, *points = self._sum_over(split, shape, totals_of).tolist()
+        loss, examples, *points = self._sum_over(split, rows, shape, totals_of).tolist()
         means = [each / examples for each in points]
         scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
         bits = None
         if self._dataset.bytes_per_token:
             bits = loss / examples / log(2) / self._dataset.bytes_per_token
         more = self._task.more(self._dataset.outputs, *means[-numbers:])
-        return Score(loss / examples, scores[-1], int(examples), scores if len(scores) > 1 else None, bits, more)
+        exits = scores if len(scores) > 1 else None
+        return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
 
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._dataset.targets is None:
@@ -134,7 +163,7 @@ class Evaluator:
         mean, std = (torch.from_numpy(values).to(outputs.dtype) for values in self._dataset.targets)
         return outputs * std + mean, targets * std + mean
 
-    def _ranked(self, split: Split) -> Score:
+    def _ranked(self, split: Split, rows: np.ndarray) -> Score:
         ranking, labels = self._ranking or self._make_ranking(), self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
@@ -147,10 +176,10 @@ class Evaluator:
             flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
             return ranking.sums([Parts(each) for each in flat.reshape(ranks, *numbers.shape)], batch.targets)
 
-        sums = self._sum_over(split, (Ranking.size,), totals_of)
+        sums = self._sum_over(split, rows, (Ranking.size,), totals_of)
         scores = Ranking.scores(sums)
         score = scores.pop(self._task.score)
-        return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores)
+        return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores, form=self.form)
 
     def _make_ranking(self) -> Ranking:
         train = self._dataset.train
@@ -161,14 +190,14 @@ class Evaluator:
         return self._ranking
 
     def _sum_over(
-        self, split: Split, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
+        self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """The sum over a split's batches of ``totals_of``, a function of the outputs and a batch. Collective.
+        """The sum over the batches of a split's rows of ``totals_of``, of the outputs and a batch. Collective.
 
         DivergedError on every rank where outputs or totals are not finite.
         """
         totals, alone = np.zeros(shape), self.network.labels is None
-        for batch in self._own_batches(split, self._scored(len(split))):
+        for batch in self._own_batches(split, rows):
             outputs = self.network(*batch.inputs)
             totals += totals_of(outputs, batch)
             if alone and not all(output.isfinite().all() for output in tensors_of(outputs)):

@@ -184,7 +184,7 @@ class Architecture:
             self._scale(network, lengths, scale)
         return network
 
-    def without_values(self, scale: Mapping[str, float], lengths: Mapping[str, int] | None = None) -> nn.Module:
+    def without_values(self, scale: Mapping[str, float] | None, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)

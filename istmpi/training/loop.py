@@ -122,6 +122,7 @@ class Training(Prepared):
             self._calibrated = self.rounds_done
             self._fit_scale()
             try:
+                self.evaluator.arrange(self.method.holders(max(self.rounds_done - 1, 0)))
                 return self.evaluator.score(split)
             except DivergedError as error:
                 error.args = (f"{error} {self.position}; its weights are kept. Lower optimizer.lr.",)
@@ -185,6 +186,7 @@ class Training(Prepared):
             self.store.fitted,
             self._temperature if calibrated else 1.0,
             self.shares.known(self.rounds_done),
+            self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
             self.architecture.frozen_digest,
         )
 

@@ -123,11 +123,17 @@ class Progress:
         return line
 
 
-def _scores(score: Score, split: str = "test_") -> dict[str, float]:
-    line = {"score": score.score, f"{split}loss": score.loss, f"{split}examples": score.examples}
+def _scores(score: Score, split: str = "test_") -> dict[str, float | str]:
+    line: dict[str, float | str] = {
+        "score": score.score,
+        f"{split}loss": score.loss,
+        f"{split}examples": score.examples,
+    }
     if isnan(score.loss):
         del line[f"{split}loss"]
     line |= {f"exit{number}_score": each for number, each in enumerate(score.exits or (), 1)}
+    if score.form != "merged":
+        line["form"] = score.form
     if score.bits_per_byte is not None:
         line["bits_per_byte"] = score.bits_per_byte
     return line | dict(score.more or {})

@@ -21,7 +21,7 @@ MLP = {
     "ist": {},
     "ist in single precision": {"model__dtype": "float32", "model__hidden": [64, 32]},
     "ist, a tenth redealt": {"method__redeal": 0.1},
-    "ist, never redealt": {"method__redeal": 0.0},
+    "ist, never redealt": {"method__redeal": 0.0, "evaluate__form": "merged"},
     "ist, adam carried": {**ADAM, "method__optimizer_state": "carry"},
     "ist, a finish": {"method__finish": "local-sgd:50%", **MOMENTUM},
     "ist, an outer step": {"method__outer_momentum": 0.6, "method__outer_lr": 0.8},

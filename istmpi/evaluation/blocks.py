@@ -1,0 +1,140 @@
+"""The subnets of a deal side by side, whose outputs are averaged: the other form in which a network is scored.
+
+Where units are dealt once (``method.redeal = 0``), nobody trains a weight between units of two ranks. The full network
+uses these weights as they were initialised; the subnets beside each other leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.comm import Communicator
+from istmpi.engine.axes import narrowed
+from istmpi.engine.layout import part_shape
+from istmpi.engine.partition import Partition
+from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
+from istmpi.models.architecture import Architecture
+from istmpi.models.leaves import prepare
+from istmpi.models.norms import Calibrated, Moments, calibrate, moments_of
+from istmpi.trees import call, mapped, tensors_of
+
+if TYPE_CHECKING:
+    from istmpi.exits import Outputs
+
+STEP = 2**22
+"""Elements of outputs that ranks add up at a time."""
+
+
+class Blocks(nn.Module):
+    """Some subnets of a deal, yet without weights; it returns their outputs' sum over the number of all subnets."""
+
+    def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
+        super().__init__()
+        self._architecture, self._deal = architecture, deal
+        self.subnets, self.weights = nn.ModuleDict(), {}
+        for number in numbers:
+            lengths = narrowed(deal.lengths, architecture.parameters, deal.held(number))
+            subnet = architecture.without_values(None, lengths).eval()
+            self.weights[number] = prepare(subnet, elsewhere=())
+            self.subnets[str(number)] = subnet
+
+    @property
+    def layers(self) -> dict[str, Calibrated]:
+        """The batch normalisations by their names, each with the number of its subnet before it."""
+        subnets = {number: self._architecture.batch_norm_layers(subnet) for number, subnet in self.subnets.items()}
+        return {f"{number}/{name}": layer for number, layers in subnets.items() for name, layer in layers.items()}
+
+    def forward(self, *inputs: Any, **named: Any) -> Outputs:
+        """Return the outputs ``[b, ...]`` of the subnets, added up and divided by the number of all subnets."""
+        returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
+        sums = (torch.stack(each).sum(0) / self._deal.ranks for each in zip(*map(tensors_of, returned), strict=True))
+        return mapped(lambda _: next(sums), returned[0])
+
+
+class SharedBlocks:
+    """The subnets of a deal spread over the ranks of a job; it is used as a `FullNetwork` is. Collective.
+
+    All ranks pass the same examples, each through its own subnets.
+    """
+
+    labels = None
+    same_examples = True
+    shares_examples = False
+
+    def __init__(self, architecture: Architecture, store: ParameterStore, communicator: Communicator, deal: Partition):
+        self._store, self._communicator, self._deal = store, communicator, deal
+        self._architecture = architecture
+        numbers = range(communicator.rank, deal.ranks, communicator.size)
+        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks])
+        self._weight = 1.0 if numbers else 0.0  # a rank beyond the last subnet repeats one, which must not count
+        self.moments: dict[str, Moments] = {}
+        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated."""
+
+    def calibrate(self, *inputs: Any) -> None:
+        """Take the present weights, and the moments of the normalisations on the inputs of a batch."""
+        self._take_weights()
+        layers = self.module.layers
+        for layer in layers.values():
+            layer.moments = None
+        calibrate(self.module, layers, inputs, moments_of)
+        for moments in self._communicator.allgather({name: layer.moments for name, layer in layers.items()}):
+            self.moments |= moments
+
+    def load_moments(self, moments: Mapping[str, Moments]) -> None:
+        """Take the present weights, and these moments in place of a calibration."""
+        self._take_weights()
+        self.moments = dict(moments)
+        for name, layer in self.module.layers.items():
+            layer.moments = moments[name]
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Any) -> Outputs:
+        return mapped(self._summed, call(self.module, inputs))
+
+    def finish(self) -> None:
+        """Do nothing: no rank needs anything from the others between two passes."""
+
+    def release(self) -> None:
+        """Give back the memory of the weights until the next calibration."""
+        for weights in self.module.weights.values():
+            for parameter in weights.values():
+                parameter.data = parameter.data.new_empty(0)
+
+    def _summed(self, outputs: torch.Tensor) -> torch.Tensor:
+        flat = (outputs * self._weight).reshape(-1)
+        for part in flat.split(STEP):
+            part.copy_(torch.from_numpy(self._communicator.allreduce_sum(part.numpy())))
+        return flat.view(outputs.shape)
+
+    def _take_weights(self) -> None:
+        store, deal, parameters = self._store, self._deal, self._architecture.parameters
+        for first in range(0, deal.ranks, self._communicator.size):
+            numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
+            units = {name: tuple(parts[number] for number in numbers) for name, parts in deal.units.items()}
+            layout = replace(deal, units=units, ranks=len(numbers))
+            dtypes = {name: store.tensors[name].dtype for name in parameters}
+            tensors = {
+                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=dtypes[name])
+                for name, parameter in parameters.items()
+            }
+            Transfer(parameters, store.owners, layout, store.rank).run(store.tensors, tensors, self._communicator)
+            for name, parameter in self.module.weights.get(numbers[store.rank], {}).items():
+                parameter.data = tensors[name]
+
+
+def with_values(architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]) -> Blocks:
+    """Return all subnets of a deal in one process, from the values of whole parameters."""
+    blocks = Blocks(architecture, deal, range(deal.ranks))
+    for number, weights in blocks.weights.items():
+        for name, parameter in weights.items():
+            axes = enumerate(architecture.parameters[name].pattern.axes)
+            at = np.ix_(*(deal.positions(axis, place, number) for place, axis in axes))
+            parameter.data = values[name][at].contiguous()
+    return blocks

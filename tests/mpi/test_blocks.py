@@ -1,0 +1,146 @@
+"""The ranks' subnets side by side as the network that is scored, kept and used: evaluate.form."""
+
+import numpy as np
+import pytest
+import torch
+from batches import examples_of
+from small import own_run, trained
+
+from istmpi import errors
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.scoring import evaluate
+from istmpi.engine.partition import Partition
+from istmpi.simulated import simulate
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[1, 3])
+ONCE = {"method__redeal": 0.0, "train__rounds": 3, "model__hidden": [10, 7]}
+ALL_ROWS = {"evaluate__calibration_examples": 1437}
+
+
+def normalised(h, by):
+    return (h - by.mean(0)) / np.sqrt(by.var(0) + 1e-5)
+
+
+def logits_of(values, hidden, x, sample):
+    """The logits of a plain subnet whose normalisations have their moments from a sample."""
+    for name in [f"hidden{number}" for number in range(1, 1 + hidden)]:
+        weight = values[f"{name}.linear.weight"].T
+        scale, shift = values[f"{name}.norm.weight"], values[f"{name}.norm.bias"]
+        x, sample = (np.maximum(normalised(h @ weight, sample @ weight) * scale + shift, 0) for h in (x, sample))
+    weight = values["labels.linear.weight"].T
+    return normalised(x @ weight, sample @ weight)
+
+
+def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(comm, shared_tmp):
+    training, progress = trained(comm, **ONCE, **ALL_ROWS, evaluate__form="blocks")
+    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
+    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
+        whole = {str(name): tensor.rows() for name, tensor in checkpoint.tensors.items()}
+        network, temperature = CalibratedNetwork(checkpoint), checkpoint.header.temperature
+    data, lengths = training.dataset, {"hidden1": 10, "hidden2": 7}
+    deal = Partition.draw(lengths, [*lengths], comm.size, training.run.train.seed, 2, redeal=0.0)
+    (x, y), (sample, _) = (examples_of(split, np.arange(len(split))) for split in (data.test, data.train))
+    x, sample = x.reshape(len(x), -1), sample.reshape(len(sample), -1)
+    mean = np.zeros((len(x), 10))
+    for rank in range(comm.size):
+        first, second = (deal.units[name][rank] for name in lengths)
+        cut = {name: values[first] for name, values in whole.items() if name.startswith("hidden1")}
+        cut |= {name: values[second] for name, values in whole.items() if name.startswith("hidden2")}
+        cut["hidden2.linear.weight"] = cut["hidden2.linear.weight"][:, first]
+        cut["labels.linear.weight"] = whole["labels.linear.weight"][:, second]
+        mean += logits_of(cut, 2, x, sample) / comm.size
+    assert (mean.argmax(1) == y).mean() == progress[-1].score.score
+    loss = torch.nn.functional.cross_entropy(torch.from_numpy(mean), torch.from_numpy(y))
+    assert progress[-1].score.loss == pytest.approx(float(loss), rel=1e-9)
+    raw = x * data.std + data.mean
+    assert network(raw) * temperature == pytest.approx(mean, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.ranks(only=[3])
+def test_its_program_has_the_outputs_of_the_network(comm, shared_tmp):
+    runtime = pytest.importorskip("onnxruntime")
+    training, _ = trained(comm, **ONCE, evaluate__form="blocks", model__dtype="float32")
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    comm.barrier()
+    if comm.rank:
+        return
+    x = np.random.default_rng(0).random((5, 64), dtype=np.float32)
+    with open_checkpoint(path) as checkpoint:
+        expected = CalibratedNetwork(checkpoint)(x)
+    export(path, "onnx")
+    (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": x})
+    assert outputs == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    with pytest.raises(errors.ConfigError, match="its network is 3 subnets side by side .* Use --to onnx"):
+        export(path, "safetensors")
+
+
+NETWORKS = {
+    "mlp": {},
+    "layers without normalisation": {"model__norm": "none", "model__bias": True},
+    "blocks of a resnet": {
+        "model__name": "resnet",
+        "model__blocks": [2, 1],
+        "model__channels": [4, 6],
+        "model__inner": [3, 4],
+        "method__partition": ["blocks1"],
+        "method__min_blocks": 1,
+    },
+    "every round another deal": {"method__redeal": 1.0},
+    "shares": {"method__shares": [1.0, 2.0, 1.5]},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name):
+    settings = ONCE | {"evaluate__form": "blocks"} | NETWORKS[name]
+    if name == "shares" and comm.size != 3:
+        pytest.skip("shares are of three ranks")
+    if settings.get("model__name") == "resnet":
+        settings.pop("model__hidden")
+        training = Training(own_run(**settings), comm)
+        progress = list(training.rounds())
+    else:
+        training, progress = trained(comm, **settings)
+    path, score = shared_tmp / "network.h5", progress[-1].score
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    assert score.form == "blocks"
+    comm.barrier()
+    for ranks in (2,) if name == "blocks of a resnet" else (1, 2, 5):
+        for result in simulate(lambda few: evaluate(path, few), ranks).require():
+            assert (result.score.form, result.score.score) == ("blocks", score.score)
+            assert result.score.loss == pytest.approx(score.loss, rel=1e-6)
+
+
+def test_best_is_whichever_scores_better_on_the_validation_split(comm):
+    validation = {"data__validation": 0.3}
+    scores = {}
+    for form in ("merged", "blocks", "best"):
+        training, progress = trained(comm, **ONCE, **validation, evaluate__form=form)
+        training.evaluator.arrange(training.method.holders(2))
+        scores[form] = training.evaluator.score("validation").score, progress[-1].score
+    better = max("merged", "blocks", key=lambda form: scores[form][0])
+    assert scores["best"] == scores[better]
+    assert scores["best"][1].form == better
+
+
+def test_by_default_it_is_chosen_where_units_are_dealt_once(comm):
+    once, dealt = (trained(comm, **ONCE | {"method__redeal": fraction})[1][-1].score for fraction in (0.0, 0.5))
+    best = trained(comm, **ONCE, evaluate__form="best")[1][-1].score
+    assert once == best and dealt.form == "merged"
+
+
+def test_a_method_that_deals_nothing_has_its_whole_network(comm):
+    plain, asked = (
+        trained(comm, method__name="local-sgd", **form)[1][-1].score for form in ({}, {"evaluate__form": "blocks"})
+    )
+    assert plain == asked and asked.form == "merged"
+
+
+def test_it_is_refused_where_each_rank_has_data_of_its_own(comm, shared_tmp):
+    with pytest.raises(errors.ConfigError, match="evaluate.form = 'blocks' does not go with data.placement = 'local'"):
+        trained(comm, **ONCE, evaluate__form="blocks", data__placement="local", data__source="file-{rank}.npz")
