@@ -130,6 +130,37 @@ class Fit:
     """Parameters that have another shape in the file, as ``name (there, here)``."""
     unused: tuple[str, ...]
 
+    @staticmethod
+    def of(
+        source: Path | str,
+        network: Architecture,
+        fitted: Collection[str],
+        misshapen: Mapping[str, tuple[int, ...]],
+        unused: Iterable[str],
+    ) -> Fit:
+        """Return the fit of a source to a network; ConfigError where nothing fits.
+
+        ``misshapen``: the shapes that parameters have in the source. Frozen ones are not missed.
+        """
+        shapes = shapes_of(network)
+        missing = tuple(name for name in shapes if name not in {*fitted, *misshapen, *network.frozen})
+        odd = tuple(f"{name} ({_times(there)} there, {_times(shapes[name])} here)" for name, there in misshapen.items())
+        weights = sum(prod(shapes[name]) for name in fitted)
+        total = weights + sum(prod(shapes[name]) for name in (*missing, *misshapen))
+        fit = Fit(source, tuple(fitted), (weights, total), missing, odd, tuple(unused))
+        if not fitted:
+            why = " ".join(fit.lines[1:])
+            raise ConfigError(
+                f"train.init = {str(source)!r}: nothing in it fits the network: {why} Give another, or --model."
+            )
+        return fit
+
+    def require_finite(self, store: ParameterStore) -> None:
+        """Refuse, with a DataError, weights that are not finite in a store."""
+        if odd := store.not_finite():
+            dtype = next(iter(store.parameters.values())).dtype
+            raise DataError(f"train.init: {self.path}: {odd} as {dtype}; weights must be finite. Give another file.")
+
     @property
     def lines(self) -> list[str]:
         """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
@@ -160,8 +191,7 @@ def begin_with(
 ) -> Fit:
     """Bring the rows of a store to the values of a file, where names and shapes fit; each rank reads its own rows.
 
-    Frozen parameters each rank reads whole.
-    ``renamed``: beginnings of names in the file, and what stands in their place in the network.
+    Frozen parameters it reads whole. ``renamed``: beginnings of names in the file, and those in the network.
 
     Raises DataError for a file that cannot be read, ConfigError where nothing fits.
     """
@@ -176,7 +206,7 @@ def begin_with(
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
-    require_finite(path, store)
+    fit.require_finite(store)
     return fit
 
 
@@ -194,48 +224,14 @@ def _matched(
     """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
     misshapen, used, names = {}, set(), _plainly(renamed_to(file.shapes, renamed or {}), network)
-    shapes = shapes_of(network)
-    for name in network.frozen:  # others are the constructor's, and not missed
-        if name not in names:
-            shapes.pop(name, None)
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(network).items():
         there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
         used.add(there)
         if there is not None and file.shapes[there] != shape:
             misshapen[name] = file.shapes[there]
         elif there is not None:
             sources[name] = there
-    return fitting(path, shapes, sources, misshapen, [name for name in file.shapes if name not in used]), sources
-
-
-def fitting(
-    source: Path | str,
-    shapes: Mapping[str, tuple[int, ...]],
-    fitted: Collection[str],
-    misshapen: Mapping[str, tuple[int, ...]],
-    unused: Iterable[str],
-) -> Fit:
-    """Return the fit of a source to the parameters of these ``shapes``; ConfigError where nothing fits.
-
-    ``misshapen``: the shapes that others have in the source.
-    """
-    weights = sum(prod(shapes[name]) for name in fitted), sum(map(prod, shapes.values()))
-    missing = tuple(name for name in shapes if name not in fitted and name not in misshapen)
-    odd = tuple(f"{name} ({_times(there)} there, {_times(shapes[name])} here)" for name, there in misshapen.items())
-    fit = Fit(source, tuple(fitted), weights, missing, odd, tuple(unused))
-    if not fitted:
-        why = " ".join(fit.lines[1:])
-        raise ConfigError(
-            f"train.init = {str(source)!r}: nothing in it fits the network: {why} Give another, or --model."
-        )
-    return fit
-
-
-def require_finite(source: Path | str, store: ParameterStore) -> None:
-    """Refuse, with a DataError, weights of a source that are not finite in the store."""
-    if odd := store.not_finite():
-        dtype = next(iter(store.parameters.values())).dtype
-        raise DataError(f"train.init: {source}: {odd} as {dtype}; weights must be finite. Give another file.")
+    return Fit.of(path, network, sources, misshapen, [name for name in file.shapes if name not in used]), sources
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:

@@ -45,7 +45,7 @@ def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piec
     """Yield the frozen parameters that the constructor does not make, each rank some of their rows."""
     owners, rank = store.owners, store.rank
     for name in sorted(network.code.given):
-        values = network.frozen[name].contiguous()
+        values = network.frozen[name]
         rows, dtype = owners.rows(len(values), rank), str(values.dtype).removeprefix("torch.")
         part = _bytes(values[rows.start : rows.stop])
         yield Piece(f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "", owners.ranks, rank)

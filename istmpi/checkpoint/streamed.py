@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
-from math import prod
 
-import numpy as np
 import torch
 
-from istmpi.checkpoint.initial import Fit, fitting, renamed_to, require_finite, shapes_of
+from istmpi.checkpoint.initial import Fit, renamed_to, shapes_of
 from istmpi.code import short
 from istmpi.comm import Communicator
-from istmpi.comm.communicator import STAGING_BYTES
 from istmpi.data.callable.source import loaded
+from istmpi.engine.layout import Replicated, part_shape
 from istmpi.engine.store import ParameterStore
+from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.models.architecture import Architecture
 
@@ -31,12 +29,11 @@ def begin_with_function(
 ) -> Fit:
     """Bring a store to the pairs of a name and a tensor that a function yields on rank 0 alone. Collective.
 
-    Each rank gets the rows that it owns, and frozen parameters whole; rank 0 holds a tensor only as long as the
-    function does. ``function``: that of the name ``source``, where it is loaded. Raises, on all ranks, DataError where
-    it fails, ConfigError where nothing fits.
+    Each rank gets the rows that it owns, and frozen parameters whole. ``function``: that of the name ``source``, where
+    it is loaded. Raises, on all ranks, DataError where it fails, ConfigError where nothing fits.
     """
-    shapes, misshapen, unused = shapes_of(network), {}, []
-    fitted: dict[str, None] = {}
+    shapes, fitted, misshapen, unused = shapes_of(network), {}, {}, []
+    on_root = Replicated(network.lengths, communicator.size, (0,))
     pairs = _pairs(source, function) if communicator.rank == 0 else iter(())
     while True:
         with communicator.agreed():
@@ -49,18 +46,24 @@ def begin_with_function(
             unused.append(there)
         elif shapes[name] != shape:
             misshapen[name] = shape
+        elif name in network.frozen:
+            fitted[name] = there
+            frozen = network.frozen[name]
+            network.give(name, frozen if values is None else values)
+            communicator.broadcast(frozen.view(torch.uint8).numpy(), 0)
         else:
-            fitted[name] = None
-            if name in network.frozen:
-                network.give(name, network.frozen[name] if values is None else values)
-                communicator.broadcast(_bytes(network.frozen[name]), 0)
-            else:
-                ratio = 1 / network.weight_factor(name, network.lengths, store.full_scale)
-                _scatter(values, ratio, name, store, communicator)
+            fitted[name] = there
+            parameter, target = store.parameters[name], store.tensors[name]
+            if values is None:
+                values = target.new_empty(part_shape(on_root, parameter, store.rank))
+            factor = network.weight_factor(name, network.lengths, store.full_scale)
+            values = (values if factor == 1 else values.double() / factor).to("cpu", target.dtype).contiguous()
+            transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
+            transfer.run({name: values}, store.tensors, communicator)
     with communicator.agreed():
-        require_finite(source, store)
-        left = {name: shape for name, shape in shapes.items() if name not in network.frozen or name in fitted}
-        return fitting(source, left, fitted, misshapen, unused)
+        fit = Fit.of(source, network, fitted, misshapen, unused)
+        fit.require_finite(store)
+    return fit
 
 
 def _pairs(source: str, function: Yields | None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -77,27 +80,3 @@ def _pairs(source: str, function: Yields | None) -> Iterator[tuple[str, torch.Te
         raise
     except Exception as error:
         raise DataError(f"train.init = {source!r}: it fails: {short(error)}.") from error
-
-
-def _scatter(
-    values: torch.Tensor | None, ratio: float, name: str, store: ParameterStore, communicator: Communicator
-) -> None:
-    """Send each rank its rows of a tensor of rank 0's, times a ratio, some rows at a time."""
-    target, owners, ranks = store.tensors[name], store.owners, communicator.size
-    rows, *rest = store.parameters[name].pattern.shape(owners.lengths)
-    nbytes = max(prod(rest) * target.element_size(), 1)
-    owned, received, none = [owners.rows(rows, rank) for rank in range(ranks)], _bytes(target), [0] * ranks
-    for first in range(0, rows, step := max(STAGING_BYTES // nbytes, 1)):
-        counts = [nbytes * len(range(max(part.start, first), min(part.stop, first + step))) for part in owned]
-        here, received = received[: counts[store.rank]], received[counts[store.rank] :]
-        sent, send = np.empty(0, np.uint8), none
-        if values is not None:
-            part = values[first : first + step]
-            sent = _bytes((part if ratio == 1 else part.double() * ratio).to("cpu", target.dtype).contiguous())
-            send = counts
-        starts = [*accumulate(send, initial=0)][:-1]
-        communicator.alltoallv((sent, send, starts), (here, [len(here), *none[1:]], none))
-
-
-def _bytes(values: torch.Tensor) -> np.ndarray:
-    return values.reshape(-1).view(torch.uint8).numpy()

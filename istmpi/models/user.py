@@ -281,7 +281,7 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
         fixed = {key: it for key, it in module._parameters.items() if it is not None and not it.requires_grad}
         for key, parameter in fixed.items():
             del module._parameters[key]
-            values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data
+            values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()
             module.register_buffer(key, values)
         if fixed and isinstance(module, nn.RNNBase):
             module._init_flat_weights()  # it has its weights in a list as well

@@ -84,7 +84,8 @@ class Distributed:
                 init = f"{function.__module__}:{function.__qualname__}"
             elif init and not Path(init).exists() and not is_function(init):
                 raise ConfigError(f"init = {init!r}: there is no such file or folder.")
-            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings, "init": init}
+            settings |= {"init": init} if init else {}
+            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
             if made:
                 chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
@@ -181,11 +182,8 @@ class Distributed:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
-            if training.done and network and self._uncalibrated:
-                if self._calibration:
-                    self._require_calibrated()
-                else:
-                    self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
+            if training.done and network and not self._calibrated_again():
+                self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
         self._ended = record
 
@@ -367,21 +365,23 @@ class Distributed:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check)
 
-    @property
-    def _uncalibrated(self) -> bool:
-        return bool(self.training.architecture.batch_norms) and not self.training.calibrated
+    def _calibrated_again(self) -> bool:
+        """Take the moments of batch normalisations that are not known after this round; False if nobody said how."""
+        training = self.training
+        if not training.architecture.batch_norms or training.calibrated:
+            return True
+        if self._calibration:
+            training.method.publish()
+            self._calibrate()
+            training.evaluator.network.release()
+        return bool(self._calibration)
 
     def _require_calibrated(self) -> None:
-        """Take the moments of batch normalisations where they are not known after this round. Collective."""
-        if self._uncalibrated:
-            if not self._calibration:
-                raise ConfigError(
-                    "the network has batch normalisations, whose moments are not known after this round: call evaluate "
-                    "with calibrate=, a loader of training data."
-                )
-            self.training.method.publish()
-            self._calibrate()
-            self.training.evaluator.network.release()
+        if not self._calibrated_again():
+            raise ConfigError(
+                "the network has batch normalisations, whose moments are not known after this round: call evaluate "
+                "with calibrate=, a loader of training data."
+            )
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ def begun_with(training: Training) -> list[str]:
     train = training.run.train
     if train.init and not training.begun and not training.rounds_done:
         begun = training.architecture, training.store
-        if training.init or (is_function(train.init) and not Path(train.init).exists()):
+        if training.init or is_function(train.init):
             fit = begin_with_function(train.init, training.init, *begun, training.communicator, train.init_names)
         else:
             with training.communicator.agreed():

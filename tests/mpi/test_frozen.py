@@ -7,7 +7,6 @@ from small import assert_same_bits, whole
 from torch import nn
 
 import istmpi
-from istmpi.checkpoint import streamed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError
@@ -102,8 +101,7 @@ def weights():
 
 @pytest.mark.parametrize("method", ["ist", "local-sgd"])
 @pytest.mark.parametrize("how", ["function", "name"])
-def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, shared_tmp, method, how, monkeypatch):
-    monkeypatch.setattr(streamed, "STAGING_BYTES", 40)  # so that a matrix goes in several messages
+def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, shared_tmp, method, how):
     called = []
 
     def yielding():
