@@ -1,6 +1,6 @@
 """The link rate that each method needs to compute 95% of its time, by the cost model, for the networks that ship.
 
-    python -m benchmarks.scale.link_rates  # prints the table of docs/link-rates.md, in a minute
+    python -m benchmarks.scale.link_rates  # prints the table of docs/costs.md, in a minute
     python -m benchmarks.scale.link_rates --write  # puts it there
 
 Nothing is trained or timed: the rates follow from bytes and FLOPs alone. A rank computes as many FLOP/s as the preset
@@ -23,7 +23,7 @@ from istmpi.cost.cluster import Cluster, preset
 from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
-PAGE = Path(__file__).parents[2] / "docs" / "link-rates.md"
+PAGE = Path(__file__).parents[2] / "docs" / "costs.md"
 RANKS, LOCAL_STEPS = 8, 20
 TENTH = "ist, redeal 0.1"
 METHODS = (
@@ -133,7 +133,7 @@ def _data(kind: str, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/link-rates.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/costs.md")
     table = [*head(), *lines((*DECLARED, *PROVED))] if parser.parse_args().write else None
     if table is None:
         for line in (*head(), *lines((*DECLARED, *PROVED))):

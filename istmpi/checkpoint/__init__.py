@@ -1,1 +1,1 @@
-"""The network on disk: one HDF5 file that all ranks fill and anyone can read (docs/checkpoint-format.md)."""
+"""The network on disk: one HDF5 file that all ranks fill and anyone can read (docs/formats.md)."""

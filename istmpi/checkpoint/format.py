@@ -1,4 +1,4 @@
-"""The format of checkpoints, which docs/checkpoint-format.md describes: the one place that knows groups and attributes.
+"""The format of checkpoints, which docs/formats.md describes: the one place that knows groups and attributes.
 
 Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
 """

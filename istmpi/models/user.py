@@ -220,7 +220,7 @@ class UserNetwork:
             cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
             if self.sparse:
                 given = "on sparse rows"
-                cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/library.md)"
+                cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/networks.md)"
             if self.graph:
                 given = f"on a graph of {len(inputs[0])} nodes"
                 cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"

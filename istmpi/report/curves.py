@@ -1,6 +1,6 @@
 """The curve of one run: its score along the way against time, bytes and examples, and where the time went.
 
-Runs of istmpi leave it in their folders; other programs write a ``curve.json`` (docs/compare.md).
+Runs of istmpi leave it in their folders; other programs write a ``curve.json`` (docs/following.md).
 """
 
 import json

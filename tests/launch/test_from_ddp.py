@@ -1,4 +1,4 @@
-"""The page for those who come from DDP: its programs and its command, as they stand."""
+"""The page for those who keep their loop or come from DDP: its named programs and its command, as they stand."""
 
 import re
 import subprocess
@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-ddp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
 
 
 def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     text = PAGE.read_text(encoding="utf-8")
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
-        (tmp_path / re.match(r"# (\w+\.py)", block).group(1)).write_text(block)
+    programs = re.findall(r"^```python\n(# (\w+\.py).*?)^```", text, re.M | re.S)
+    assert [name for _, name in programs] == ["ddp.py", "net.py", "make_data.py"]
+    for block, name in programs:
+        (tmp_path / name).write_text(block)
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, "make_data.py"], check=True, timeout=60)
     one = ["env", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0", "RANK=0", "WORLD_SIZE=1", sys.executable, "ddp.py"]

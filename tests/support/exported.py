@@ -23,7 +23,7 @@ def predicted(path, x, calibrate_on=None):
 
 
 def sequential(layers, state):
-    """The recipe of docs/checkpoint-format.md."""
+    """The recipe of docs/formats.md."""
     network = nn.Sequential(OrderedDict((name, getattr(nn, kind)(**settings)) for name, kind, settings in layers))
     network.to(next(iter(state.values())).dtype).load_state_dict(state, strict=True)
     return network.eval()

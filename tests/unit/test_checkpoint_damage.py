@@ -310,7 +310,7 @@ def test_a_file_that_may_not_be_read_is_refused(checkpoints, tmp_path):
 
 
 def test_reading_needs_h5py_alone(checkpoints):
-    """The recipe of docs/checkpoint-format.md, in a process that cannot import istmpi, mpi4py or torch."""
+    """The recipe of docs/formats.md, in a process that cannot import istmpi, mpi4py or torch."""
     program = """
 import sys, json, zlib
 for name in ("istmpi", "mpi4py", "torch"):
@@ -339,7 +339,7 @@ with h5py.File(sys.argv[1], "r") as file:
     exec(sys.argv[2], recipe)
     assert recipe["sealed"](file) and recipe["valid"](file, "model/hidden2.linear.weight")
 """
-    recipe = (Path(__file__).parents[2] / "docs/checkpoint-format.md").read_text().split("```python\n")[1]
+    recipe = (Path(__file__).parents[2] / "docs/formats.md").read_text().split("```python\n")[1]
     command = [sys.executable, "-c", program, checkpoints / "batch.h5", recipe.partition("```")[0]]
     result = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=patient(60))
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""The table of docs/link-rates.md is what the cost model says, and its rates are what they are called."""
+"""The table of docs/costs.md is what the cost model says, and its rates are what they are called."""
 
 from benchmarks.scale import link_rates
 

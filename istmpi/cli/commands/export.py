@@ -35,7 +35,7 @@ def command(
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
     Calibration and input normalisation go along as layers; a network of your own keeps its own names, for its
-    load_state_dict. torch writes a second file, .pt2, a program that needs no class. docs/checkpoint-format.md says how
+    load_state_dict. torch writes a second file, .pt2, a program that needs no class. docs/formats.md says how
     to use the files.
     """
     if current_rank() > 0:
