@@ -120,7 +120,7 @@ class _StateDict(_File):
 
 @dataclass(frozen=True)
 class Fit:
-    path: Path | str
+    path: Path
     fitted: tuple[str, ...]
     """Parameters that have their values from the file now."""
     weights: tuple[int, int]
@@ -129,37 +129,6 @@ class Fit:
     misshapen: tuple[str, ...]
     """Parameters that have another shape in the file, as ``name (there, here)``."""
     unused: tuple[str, ...]
-
-    @staticmethod
-    def of(
-        source: Path | str,
-        network: Architecture,
-        fitted: Collection[str],
-        misshapen: Mapping[str, tuple[int, ...]],
-        unused: Iterable[str],
-    ) -> Fit:
-        """Return the fit of a source to a network; ConfigError where nothing fits.
-
-        ``misshapen``: the shapes that parameters have in the source. Frozen ones are not missed.
-        """
-        shapes = shapes_of(network)
-        missing = tuple(name for name in shapes if name not in {*fitted, *misshapen, *network.frozen})
-        odd = tuple(f"{name} ({_times(there)} there, {_times(shapes[name])} here)" for name, there in misshapen.items())
-        weights = sum(prod(shapes[name]) for name in fitted)
-        total = weights + sum(prod(shapes[name]) for name in (*missing, *misshapen))
-        fit = Fit(source, tuple(fitted), (weights, total), missing, odd, tuple(unused))
-        if not fitted:
-            why = " ".join(fit.lines[1:])
-            raise ConfigError(
-                f"train.init = {str(source)!r}: nothing in it fits the network: {why} Give another, or --model."
-            )
-        return fit
-
-    def require_finite(self, store: ParameterStore) -> None:
-        """Refuse, with a DataError, weights that are not finite in a store."""
-        if odd := store.not_finite():
-            dtype = next(iter(store.parameters.values())).dtype
-            raise DataError(f"train.init: {self.path}: {odd} as {dtype}; weights must be finite. Give another file.")
 
     @property
     def lines(self) -> list[str]:
@@ -206,7 +175,9 @@ def begin_with(
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
-    fit.require_finite(store)
+    if odd := store.not_finite():
+        dtype = next(iter(store.parameters.values())).dtype
+        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
     return fit
 
 
@@ -223,22 +194,33 @@ def _matched(
 ) -> tuple[Fit, dict[str, str]]:
     """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
-    misshapen, used, names = {}, set(), _plainly(renamed_to(file.shapes, renamed or {}), network)
-    for name, shape in shapes_of(network).items():
+    misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
+    shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
+    for name, shape in shapes.items():
         there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
         used.add(there)
-        if there is not None and file.shapes[there] != shape:
-            misshapen[name] = file.shapes[there]
-        elif there is not None:
+        if there is None:
+            missing.append(name)
+        elif file.shapes[there] != shape:
+            misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
+        else:
             sources[name] = there
-    return Fit.of(path, network, sources, misshapen, [name for name in file.shapes if name not in used]), sources
+    weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
+    unused = tuple(name for name in file.shapes if name not in used)
+    fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)
+    if not sources:
+        why = " ".join(fit.lines[1:])
+        raise ConfigError(
+            f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
+        )
+    return fit, sources
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all that can be given: parameters, and frozen ones of floating-point numbers."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
-    shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
     frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
+    shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
     return shapes | {name: tuple(values.shape) for name, values in frozen.items()}
 
 
@@ -270,7 +252,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     yield file
 
 
-def renamed_to(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
+def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
     """Return the file's names by those in the network."""
     pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
     plain = {}

@@ -249,7 +249,7 @@ class Distributed:
             draw(rng.key(self.run.train.seed, "calibrate", self.communicator.rank, training.rounds_done))
             batch = self._first(loader)
         full.calibrate_by(lambda: score(full.module, batch))
-        training.note_calibration()
+        training.calibrated_after = training.rounds_done
 
     def _first(self, loader: Iterable[Any]) -> Any:
         """Return this rank's first batch of a loader, or the first of all."""

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from istmpi.checkpoint.format import Header, Piece
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
     frozen_pieces,
@@ -25,7 +25,7 @@ from istmpi.foreign import staying
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.resuming import Present, changes_since
+from istmpi.training.resuming import changes_since
 from istmpi.training.same_data import contents
 from istmpi.training.share_log import followed
 
@@ -119,7 +119,7 @@ class Training(Prepared):
         """Return the full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
-            self._calibrated = self.rounds_done
+            self.calibrated_after = self.rounds_done
             self._fit_scale()
             try:
                 self.evaluator.arrange(self.method.holders(max(self.rounds_done - 1, 0)))
@@ -161,7 +161,7 @@ class Training(Prepared):
             self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
-            self._calibrated = self.rounds_done
+            self.calibrated_after = self.rounds_done
         if calibrated and self.dataset.scoring.one_class:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self.calibrated else {}
@@ -199,7 +199,7 @@ class Training(Prepared):
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:
                 self._go_on_at(self.sizes[header.side], {})
-            changes = self._changes(checkpoint)
+            changes = changes_since(checkpoint, self)
             self.shares.go_on(header.shares, header.ranks)
             self.rounds_done = header.round
             self._keep_slots(self._phase()[0])
@@ -214,9 +214,3 @@ class Training(Prepared):
         self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
         return changes
-
-    def _changes(self, checkpoint: Checkpoint) -> list[str]:
-        own_data = contents(self.dataset.train) if self.run.data.placement == "local" else None
-        ranks, targets = self.communicator.size, self.dataset.targets
-        here = Present(self.run, self.data_summary, self.architecture, ranks, self.store.rank, own_data, targets)
-        return changes_since(checkpoint, here)

@@ -19,6 +19,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
+from istmpi.data.moments import Moments
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.axes import narrowed
@@ -33,12 +34,13 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
-from istmpi.training.first_scale import first_scale
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import require_fit, shares_of
 from istmpi.training.tally import Tally
-from istmpi.training.targets import standardised
+
+ROWS = 2**16
+"""Rows in memory at a time."""
 
 
 class Prepared:
@@ -69,7 +71,7 @@ class Prepared:
         require_same_everywhere(run, data, communicator)
         self.shares = shares_of(run, communicator)
         self.tally = Tally(communicator, self.clock)
-        self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
+        self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
             self._plan(data)
@@ -87,13 +89,13 @@ class Prepared:
         self.begun: list[str] = []
         """The report of the weights with which the run began."""
         self._temperature = 1.0
-        self._calibrated: int | None = None
+        self.calibrated_after: int | None = None
         """The round after which moments were calibrated."""
         self.score_name = self.dataset.scoring.score
         with communicator.agreed():
             network = self.architecture
             self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
-            self.store.scale = first_scale(self.phases[0][0], self.architecture, communicator.size)
+            self.store.scale = _first_scale(self.phases[0][0], self.architecture, communicator.size)
             if run.model.scale == "none":
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
@@ -128,11 +130,7 @@ class Prepared:
     @property
     def calibrated(self) -> bool:
         """True if the moments of the full network are those after the last round."""
-        return self._calibrated == self.rounds_done
-
-    def note_calibration(self) -> None:
-        """Take note that the full network's moments are those after the last round."""
-        self._calibrated = self.rounds_done
+        return self.calibrated_after == self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:
         """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
@@ -172,7 +170,7 @@ class Prepared:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
         for name in self.architecture.code.given:
             size.architecture.give(name, self.architecture.frozen[name])
-        self.size, self._calibrated = size, None
+        self.size, self.calibrated_after = size, None
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
 
@@ -235,3 +233,32 @@ class Prepared:
     def makes_communicators(self) -> bool:
         """Say whether any round makes MPI communicators of its own."""
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
+
+
+def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
+    """Return the share of each dealt group that a first subnet has; ``run`` has the first method.
+
+    The share stays with the weights from then on, whatever the later methods and numbers of ranks.
+    """
+    spec = spec_of(run.method.name)
+    dealt = [group for group in spec.groups(run, network) if group in network.summed]
+    least = spec.least(run, network)
+    # Each rank has that share of a group's units: more than a P-th where several hold the same.
+    return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
+
+
+def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
+    """Return data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
+
+    Examples of all ranks count where each rank has its own.
+    """
+    if not data.scoring.predicts_numbers or not run.data.standardise:
+        return data
+    labels, moments = data.train.labels(), Moments(data.outputs)
+    for start in range(0, len(labels), ROWS):
+        moments.add(labels[start : start + ROWS])
+    if run.data.placement == "local":
+        parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
+        for count, mean, squares in parts:
+            moments.merge(count, mean, squares)
+    return data.standardised(moments.normalisation(data.outputs)[:2])

@@ -127,11 +127,10 @@ def begun_with(training: Training) -> list[str]:
     if train.init and not training.begun and not training.rounds_done:
         begun = training.architecture, training.store
         if training.init or is_function(train.init):
-            fit = begin_with_function(train.init, training.init, *begun, training.communicator, train.init_names)
+            training.begun = begin_with_function(train.init, training.init, *begun, training.communicator)
         else:
             with training.communicator.agreed():
-                fit = begin_with(Path(train.init), *begun, train.init_names)
-        training.begun = fit.lines
+                training.begun = begin_with(Path(train.init), *begun, train.init_names).lines
     return training.begun
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
-from istmpi.training.progress import Counts, LastRound
-from istmpi.training.slowest import Pace
+from istmpi.training.progress import Counts, LastRound, Pace
 
 
 class Tally:
