@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
+from istmpi.files import appearing
 from istmpi.methods import spec_of
 from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -79,12 +81,10 @@ class Distributed:
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
-            init = str(settings.get("init") or "")
-            if function := settings["init"] if callable(settings.get("init")) else None:
-                init = f"{function.__module__}:{function.__qualname__}"
-            elif init and not Path(init).exists() and not is_function(init):
+            if callable(init := settings.get("init") or ""):
+                settings["init"] = f"{init.__module__}:{init.__qualname__}"
+            elif init and not (Path(init).exists() or is_function(init)):
                 raise ConfigError(f"init = {init!r}: there is no such file or folder.")
-            settings |= {"init": init} if init else {}
             given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
             if made:
@@ -113,12 +113,12 @@ class Distributed:
         )
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
-        self.training.init = function
+        self.training.init = init if callable(init) else None
         self._round: Round | None = None
         self.summary: Summary | None = None
         """The end of the last loop over rounds; None where nothing was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed)
-        self._score: tuple[int, Score] | None = None
+        self._scores: dict[int, Score] = {}
         self._ended: RunRecord | None = None
         self._metrics: Callable[[], list[dict[str, Any]]] = list
         self._note: Callable[[str], None] = lambda message: None
@@ -176,8 +176,7 @@ class Distributed:
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
-                self._streams.compare(self._note)
-                record.add(training.progress(self._score_of_round()))
+                record.add(training.progress(self._scores.get(training.rounds_done)))
                 if training.checkpoint_due or training.stop.reason or training.done:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
@@ -190,10 +189,6 @@ class Distributed:
     def end(self) -> None:
         """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
         self.training.told_to_end = True
-
-    def _score_of_round(self) -> Score | None:
-        score = self._score
-        return score[1] if score and score[0] == self.training.rounds_done else None
 
     def evaluate(
         self,
@@ -226,11 +221,9 @@ class Distributed:
                 self._require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            batches = own_batches(loader, *share, seed)
-            sums: dict[str, float] = {}
-            count = 0
+            sums, count = {}, 0
             with torch.no_grad():
-                for batch in batches:
+                for batch in own_batches(loader, *share, seed):
                     values, rows = _values(score(full.module, batch), examples_in(batch))
                     count += rows
                     if sums and sums.keys() != values.keys():
@@ -254,11 +247,10 @@ class Distributed:
     def _first(self, loader: Iterable[Any]) -> Any:
         """Return this rank's first batch of a loader, or the first of all."""
         rank, ranks, seed = self.communicator.rank, self.communicator.size, self.run.train.seed
-        batches = (next(own_batches(loader, *share, seed), None) for share in ((rank, ranks), (0, 1)))
-        batch = next((batch for batch in batches if batch is not None), None)
-        if batch is None:
-            raise ConfigError("calibrate: the loader has no batch.")
-        return batch
+        for share in ((rank, ranks), (0, 1)):
+            for batch in own_batches(loader, *share, seed):
+                return batch
+        raise ConfigError("calibrate: the loader has no batch.")
 
     def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
         per_rank = self.communicator.allgather((sums, count))
@@ -268,7 +260,7 @@ class Distributed:
                 raise ConfigError("the loader to evaluate on has no batch.")
         keys = dict.fromkeys(key for values, _ in per_rank for key in values)
         means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / examples for key in keys}
-        if not all(np.isfinite(value) for value in means.values()):
+        if not np.isfinite([*means.values()]).all():
             error = DivergedError(f"the score of the full network is not finite {self.training.position}: {means}.")
             error.everywhere = True
             raise error
@@ -276,7 +268,7 @@ class Distributed:
         self.training.score_name = first or name
         more = {key: value for key, value in means.items() if key != first} or None
         score = Score(float("nan"), means[first], examples, more=more)
-        self._score = self.training.rounds_done, score
+        self._scores = {self.training.rounds_done: score}
         if self._ended:
             self.summary = self._ended.add_score(score) or self.summary
         return means.get("", means)
@@ -319,8 +311,6 @@ class Distributed:
 
     def export(self, path: str | Path) -> None:
         """Save `state_dict` with torch.save, on rank 0. Collective."""
-        from istmpi.files import appearing
-
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -344,7 +334,7 @@ class Distributed:
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different calls; take weights to begin with. Collective."""
+        """Refuse, on every rank, ranks that came to different calls; do what is due among all. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -352,6 +342,7 @@ class Distributed:
                 f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
                 f"calls of the job in the same order: take them out of `if rank == 0`."
             )
+        self._streams.compare(self._note)
         with in_python():
             begun_with(self.training)
 
@@ -406,11 +397,7 @@ def _values(returned: Any, rows: int) -> tuple[dict[str, float], int]:
 
 
 def _number(value: Any) -> float:
-    several = isinstance(value, torch.Tensor) and value.numel() != 1
-    try:
-        if not several and not isinstance(value, str):
-            return float(value)
-    except TypeError:
-        pass
-    what = f"{value.numel()} numbers" if several else type(value).__name__
+    with suppress(TypeError, ValueError, RuntimeError):
+        return float(value)
+    what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
     raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of such by their names.")

@@ -175,7 +175,7 @@ class Streams:
         return self._streams[key]
 
     def compare(self, note: Callable[[str], None]) -> None:
-        """Note loaders that gave all ranks the same first batch, once. Collective, behind a round."""
+        """Note loaders that gave all ranks the same first batch, once. Collective."""
         if self._new:
             per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
             for (loader, _), firsts in zip(self._new, zip(*per_rank)):

@@ -97,7 +97,6 @@ class Comparison:
         with communicator.agreed():
             for name in methods:
                 spec_of(name, "--methods:")
-        with communicator.agreed():
             folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
         self.folder: Path = communicator.broadcast_from_root(folder)
         self.turns = turns(run, methods, repeats, self.folder)

@@ -707,7 +707,7 @@ def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
 @pytest.mark.parametrize(
     "score, what",
     [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
-    + [(None, "NoneType"), ("0.5", "str"), ([0.5], "list")],
+    + [(None, "NoneType"), ("good", "str"), ([0.5], "list")],
 )
 def test_a_score_is_one_number(comm, score, what):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
