@@ -46,14 +46,12 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 class Distributed:
     """A network that all ranks train by a method, in rounds of local steps that the user's loop takes. Collective.
 
-    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor. Its integers are the widths that
-    can be dealt out. ``example``: the inputs of a batch, on which the network is tried before it is trained: a tensor,
-    a tuple for ``forward(*example)``, a dict for ``forward(**example)``. ``optimizer``: the name of one
-    (``optimizer.name``), or a function that returns one of a list of parameters, with ``groups`` and ``schedule`` as
-    of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where the method counts passes
-    over them (fedavg); costs are of batches like ``example``. All other arguments are settings of the run:
-    ``local_steps=20``, ``seed=1``, ``lr=0.1``, ``checkpoint_every=5``. ``init`` may be a function, which rank 0 alone
-    calls, that yields pairs of a name and a tensor.
+    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor, whose integers are widths that
+    may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, a dict for
+    ``forward(**example)``. ``optimizer``: a name, or a function that returns one of a list of parameters, with
+    ``groups`` and ``schedule`` as of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data,
+    where the method counts passes over them (fedavg). All other arguments are settings of the run: ``seed=1``,
+    ``lr=0.1``. ``init`` may be a function that yields pairs of a name and a tensor, which rank 0 alone calls.
 
     Raises, on every rank, ConfigError for a network or settings that cannot be trained.
     """
@@ -141,10 +139,9 @@ class Distributed:
     ) -> Iterator[Round]:
         """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
 
-        ``folder``: by default runs/NAME, with a number behind the class's name where that is taken. ``resume``:
-        ``"auto"`` for what is in the folder, if anything, or a checkpoint or a run's folder. Other arguments as of
-        `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises StoppedError on every
-        rank, all saved, where the run is asked to stop.
+        ``folder``: by default runs/NAME. ``resume``: ``"auto"`` for what is in the folder, if anything, or a checkpoint
+        or a run's folder. With ``network`` the trained one is saved there at the end. Other arguments, and errors, as
+        of `istmpi.run_training`.
         """
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, the folder of a run, or nothing.")
@@ -203,9 +200,8 @@ class Distributed:
 
         ``score`` returns the mean over the batch's examples, a number or a dict of numbers by their names; or a pair
         of a sum and the number of examples. ``calibrate``: a loader whose first batch on each rank gives the moments
-        of batch normalisations; later calls take the same again. ``same_loader``: all ranks have the same loader, and
-        each takes every P-th batch; otherwise each takes all of its own. The result is the same on every rank, and is
-        in the record of the round as ``name``.
+        of batch normalisations; later calls take the same again. ``same_loader``: each rank takes every P-th batch;
+        otherwise all of a loader of its own. The result is the same on every rank, and in the record as ``name``.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")

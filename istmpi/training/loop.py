@@ -36,8 +36,6 @@ class Training(Prepared):
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
 
-        The round in which ``train.max_minutes`` are up is the last.
-
         A stop that was asked for ends training early; the present round is finished or dropped.
         """
         run = self.run

@@ -39,10 +39,9 @@ def run_training(
 
     ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to resume from,
     ``auto`` for this run's own folder if there is something in it; without it the folder must be new. Checkpoints that
-    lie beyond are set aside. No other run may be at work in the folder meanwhile. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed after its
-    last round only has its summary made.
+    lie beyond are set aside. The run stops early at the ``deadline`` (Unix time), on a file STOP in its folder and,
+    with ``signals``, on signals to the process; or on ``stop`` in place of all these. Returns None when there was
+    nothing left to do.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
