@@ -62,32 +62,23 @@ class _OfIstmpi(_File):
 
 
 class _Safetensors(_File):
+    """A file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
+
     def __init__(self, path: Path):
         library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError("it is a folder without a file of .safetensors")
         try:
-            file = library.safe_open(path, "pt")
+            opened = [library.safe_open(file, "pt") for file in files]
         except library.SafetensorError as error:
             raise ValueError(str(error)) from None
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
         self._slices = {name: tensor for name, tensor in slices.items() if tensor.get_dtype() in _FLOATS}
         self.shapes = {name: tuple(tensor.get_shape()) for name, tensor in self._slices.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         return self._slices[name][first:last]
-
-
-class _Folder(_File):
-    """The files of safetensors in a folder, as Hugging Face's libraries write them."""
-
-    def __init__(self, path: Path):
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise ValueError("it is a folder without a file of .safetensors")
-        self._files = {name: file for file in map(_Safetensors, files) for name in file.shapes}
-        self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return self._files[name].rows(name, first, last)
 
 
 class _StateDict(_File):
@@ -247,8 +238,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
         return
     wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
     with reading(f"{subject} cannot be read", CURE, *wrong, pickle.UnpicklingError):
-        kind = _Folder if path.is_dir() else _Safetensors if path.suffix == ".safetensors" else _StateDict
-        file = kind(path)
+        file = (_Safetensors if path.is_dir() or path.suffix == ".safetensors" else _StateDict)(path)
     yield file
 
 

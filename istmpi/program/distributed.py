@@ -115,11 +115,9 @@ class Distributed:
         self._round: Round | None = None
         self.summary: Summary | None = None
         """The end of the last loop over rounds; None where nothing was left to train."""
-        self._streams = Streams(self.communicator, self.run.train.seed)
+        self._streams = Streams(self.communicator, self.run.train.seed, self._note)
         self._scores: dict[int, Score] = {}
-        self._ended: RunRecord | None = None
-        self._metrics: Callable[[], list[dict[str, Any]]] = list
-        self._note: Callable[[str], None] = lambda message: None
+        self._record: RunRecord | None = None
         self._guard: Any = None
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         if made:
@@ -155,12 +153,11 @@ class Distributed:
         resumed = str(resume or "")
         with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
             training, record = recording
-            self.run, self._ended = run, None
+            self.run, self.summary = run, None
             if record is None:
                 return
-            self._note, loaders = record.note, record.folder / "loaders"
+            self._record, loaders = record, record.folder / "loaders"
             self._streams.load(loaders, training.rounds_done)
-            self._metrics = record.metrics
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
                 self._streams.begin_round()
@@ -181,7 +178,6 @@ class Distributed:
             if training.done and network and not self._calibrated_again():
                 self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
-        self._ended = record
 
     def end(self) -> None:
         """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
@@ -265,8 +261,8 @@ class Distributed:
         more = {key: value for key, value in means.items() if key != first} or None
         score = Score(float("nan"), means[first], examples, more=more)
         self._scores = {self.training.rounds_done: score}
-        if self._ended:
-            self.summary = self._ended.add_score(score) or self.summary
+        if self.summary:
+            self.summary = self._record.add_score(score)
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
@@ -326,7 +322,7 @@ class Distributed:
         """Return a line for each round done, those before resuming included, as in metrics.jsonl. Collective."""
         self._together("metrics")
         with self.communicator.agreed():
-            lines = self._metrics() if self.communicator.rank == 0 else None
+            lines = self._record.metrics() if self._record and self.communicator.rank == 0 else []
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
@@ -338,13 +334,17 @@ class Distributed:
                 f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
                 f"calls of the job in the same order: take them out of `if rank == 0`."
             )
-        self._streams.compare(self._note)
+        self._streams.compare()
         with in_python():
             begun_with(self.training)
 
     def stream(self, loader: Iterable[Any], local: bool) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""
-        return self._streams.of(loader, self._note, local)
+        return self._streams.of(loader, local)
+
+    def _note(self, message: str) -> None:
+        if self._record:
+            self._record.note(message)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""

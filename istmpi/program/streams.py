@@ -139,8 +139,8 @@ class Stream:
 class Streams:
     """The streams of a program's loaders, in the order of their first use. Collective."""
 
-    def __init__(self, communicator: Communicator, seed: int):
-        self._communicator, self._seed = communicator, seed
+    def __init__(self, communicator: Communicator, seed: int, note: Callable[[str], None]):
+        self._communicator, self._seed, self._note = communicator, seed, note
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
         self._begun: list[Any] = []
@@ -148,7 +148,7 @@ class Streams:
         self._new: list[tuple[str, Stream]] = []
         """Streams whose first batches are still to be compared."""
 
-    def of(self, loader: Iterable[Any], note: Callable[[str], None], local: bool = False) -> Stream:
+    def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
         """Return a loader's stream; DataError where its data set is another one on some rank and not ``local``."""
         key = id(loader)
         if draws_at_random(loader):  # whoever makes a loader anew in each round goes on in the same data set
@@ -156,7 +156,7 @@ class Streams:
         if key not in self._streams:
             communicator = self._communicator
             with communicator.agreed():
-                stream = Stream(loader, self._seed, communicator.rank, communicator.size, note, local)
+                stream = Stream(loader, self._seed, communicator.rank, communicator.size, self._note, local)
                 fingerprint = stream.fingerprint
             first = communicator.broadcast_from_root(fingerprint)
             with communicator.agreed():
@@ -174,13 +174,13 @@ class Streams:
                 self._new.append((type(loader).__name__, stream))
         return self._streams[key]
 
-    def compare(self, note: Callable[[str], None]) -> None:
+    def compare(self) -> None:
         """Note loaders that gave all ranks the same first batch, once. Collective."""
         if self._new:
             per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
             for (loader, _), firsts in zip(self._new, zip(*per_rank)):
                 if firsts[0] and len({*firsts}) == 1:
-                    note(
+                    self._note(
                         f"{loader}: all ranks got the same first batch, so that each learns what the others do. Let it "
                         f"depend on job.communicator.rank, or write round.take(loader, local=True) if that is meant."
                     )

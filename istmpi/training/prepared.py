@@ -36,7 +36,7 @@ from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
-from istmpi.training.share_log import require_fit, shares_of
+from istmpi.training.share_log import shares_of
 from istmpi.training.tally import Tally
 
 ROWS = 2**16
@@ -142,7 +142,8 @@ class Prepared:
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
         spec.require_delay(run, network, self.communicator.size)
         spec.shares_by_ring(run, network, self.communicator.size)
-        require_fit(self.shares, spec, run, network, first=name == self.run.method.name)
+        if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
+            spec.require_changing_shares(run, network, self.shares.ranks)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 

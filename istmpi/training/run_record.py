@@ -135,11 +135,10 @@ class RunRecord:
             self._watch.finished(summary)
         return summary
 
-    def add_score(self, score: Score) -> Summary | None:
+    def add_score(self, score: Score) -> Summary:
         """Add a score that came behind the end to the last round's metrics and to the summary. Collective."""
-        if self._last is None:
-            return None
-        self._last = replace(self._last, score=score, score_name=self._training.score_name)
+        last = self._last or self._training.progress()
+        self._last = replace(last, score=score, score_name=self._training.score_name)
         with self._communicator.agreed():
             if self._first:
                 lock = FolderLock(self._folder.path, self.note)
