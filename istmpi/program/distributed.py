@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -228,21 +229,16 @@ class Distributed:
 
     def _calibrate(self) -> None:
         """Take the moments of batch normalisations as the last evaluation with ``calibrate`` did. Collective."""
-        (score, loader), training = self._calibration, self.training
-        full = training.evaluator.network
+        (score, loader), training, communicator = self._calibration, self.training, self.communicator
+        full, seed = training.evaluator.network, self.run.train.seed
+        shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
         with drawing() as draw:
-            draw(rng.key(self.run.train.seed, "calibrate", self.communicator.rank, training.rounds_done))
-            batch = self._first(loader)
+            draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
+            batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
+            if (batch := next(batches, None)) is None:
+                raise ConfigError("calibrate: the loader has no batch.")
         full.calibrate_by(lambda: score(full.module, batch))
         training.calibrated_after = training.rounds_done
-
-    def _first(self, loader: Iterable[Any]) -> Any:
-        """Return this rank's first batch of a loader, or the first of all."""
-        rank, ranks, seed = self.communicator.rank, self.communicator.size, self.run.train.seed
-        for share in ((rank, ranks), (0, 1)):
-            for batch in own_batches(loader, *share, seed):
-                return batch
-        raise ConfigError("calibrate: the loader has no batch.")
 
     def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
         per_rank = self.communicator.allgather((sums, count))

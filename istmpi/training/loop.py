@@ -79,7 +79,7 @@ class Training(Prepared):
         method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
-        self.tally.begin(examples)
+        self.tally.begin()
         with self.clock("other"):
             loss = yield from method.attempt(number)
             if loss is None:
