@@ -44,7 +44,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """The figures of the table, in bytes, weights and FLOPs; the shapes and the memory are those of the first phase."""
+    """The figures of the table, in bytes, weights and FLOPs; shapes and memory are the first phase's."""
     first = phases[0][0]
     largest, single = first.largest, alone.largest
     before, phase_figures = 0, []

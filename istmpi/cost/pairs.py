@@ -22,7 +22,7 @@ def pair_bytes(
 ) -> np.ndarray:
     """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
 
-    ``exclude``: a deal; of what it deals out only those elements move that no rank has in it. ``wire``: method.wire.
+    ``exclude``: a deal; of what it deals out only elements move that no rank has in it.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

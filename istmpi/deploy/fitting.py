@@ -11,7 +11,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
-from istmpi.data.offsets import named
+from istmpi.data.moments import named
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
