@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import prod
@@ -64,11 +64,10 @@ class UserNetwork:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a batch of the user's own; its outputs may be any tree."""
-    _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-
-    @property
-    def frozen(self) -> Collection[str]:
-        return self._frozen.keys()
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
+    """The values of the full network's frozen parameters, once it was built; all networks built here share them."""
+    given: set[str] = field(default_factory=set, init=False, compare=False)
+    """The names of frozen parameters whose values are not the constructor's."""
 
     @property
     def kind(self) -> type[nn.Module]:
@@ -154,14 +153,14 @@ class UserNetwork:
 
         from istmpi.models.trials import seeded
 
-        if not self._frozen and not all(values.is_meta for values in frozen.values()):
+        if not self.frozen and not all(values.is_meta for values in frozen.values()):
             with seeded(), torch.device("cpu"):
                 full = self.kind(**self.facts, **self.settings)
-            self._frozen.update(_freeze(full))
+            self.frozen.update(_freeze(full))
         for name, values in frozen.items():
-            kept = self._frozen.get(name)
+            kept = self.frozen.get(name)
             if kept is not None and kept.shape == values.shape and not values.is_meta:
-                values.copy_(kept)
+                values.data = kept
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
         """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own."""
@@ -253,8 +252,8 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
         fixed = {key: it for key, it in module._parameters.items() if it is not None and not it.requires_grad}
         for key, parameter in fixed.items():
             del module._parameters[key]
-            module.register_buffer(key, parameter.data)
-            frozen[f"{path}.{key}".lstrip(".")] = parameter.data
+            values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()
+            module.register_buffer(key, values)
         if fixed and isinstance(module, nn.RNNBase):
             module._init_flat_weights()  # it has its weights in a list as well
     return frozen
