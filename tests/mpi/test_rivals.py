@@ -11,7 +11,6 @@ from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.engine.slots import Slot
 from istmpi.engine.sparse_mean import SparseMean
-from istmpi.engine.sparse_mean import SparseMean
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[1, 2, 3])
