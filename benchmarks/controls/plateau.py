@@ -1,4 +1,4 @@
-"""IST and narrow networks, each trained until nothing improves any more, at the best learning rate inside its grid.
+"""IST and narrow networks in long runs, each at the best learning rate inside its grid.
 
     python -m benchmarks.controls.plateau --cells FOLDER --task reuters             # resumes; all its widths and ranks
     python -m benchmarks.controls.plateau --cells FOLDER --task cifar --seeds 1     # the first seed of everything
@@ -308,7 +308,7 @@ def main() -> None:
                 "sent by all ranks, evaluations left out."
             )
             store_cells(f"plateau-{name}", files, options.results)
-            reporting.report(f"plateau-{name}", f"To the plateau: {task.title}", found, notes, folder=options.results)
+            reporting.report(f"plateau-{name}", f"Long runs: {task.title}", found, notes, folder=options.results)
 
 
 def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) -> None:
