@@ -124,23 +124,6 @@ def test_without_batch_normalisation_it_is_scaled_as_the_mlp_is(comm, norm):
     assert dict(training.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
 
 
-@pytest.mark.ranks(also=4)
-def test_a_regression_is_as_good_in_use_as_in_training(comm, shared_tmp):
-    if comm.rank == 0:
-        random = np.random.default_rng(3)
-        x = random.uniform(size=(300, 6)).astype(np.float32)
-        y = 10 + x @ random.normal(size=(6, 1))
-        np.savez(shared_tmp / "numbers.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
-    comm.barrier()
-    settings = {"data__source": str(shared_tmp / "numbers.npz"), "model__name": f"{FILE}:Steps", "model__hidden": 96}
-    settings |= {"optimizer__lr": 0.005, "method__local_steps": 10, "train__rounds": 12, "train__batch": 32}
-    _, progress = own_trained(comm, evaluate__every=2, **settings)
-    trains, tests = np.sqrt([[one.loss, one.score.loss] for one in progress[-6:] if one.score]).T
-    assert np.median(trains) < 4
-    assert np.median(tests) < 1.2 * np.median(trains) + 0.5
-    comm.barrier()
-
-
 def test_a_group_can_be_left_out_of_the_deal(comm):
     training, _ = own_trained(comm, **CONVOLUTIONAL, method__partition=["channels1"])
     assert dict(training.store.scale) == {"channels1": 1 / comm.size}

@@ -1,7 +1,6 @@
 """Resuming from a checkpoint: bit for bit on the same ranks, behind a dropped round too; and on other numbers."""
 
 import math
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -59,24 +58,6 @@ def uninterrupted(comm, **run):
         training, progress = trained(comm, **run)
         _uninterrupted[key] = whole(training), progress
     return _uninterrupted[key]
-
-
-def without_time(progress):
-    return [astuple(one)[:3] + astuple(one)[4:6] for one in progress]
-
-
-@every_method
-def test_two_halves_are_the_whole(comm, shared_tmp, method):
-    """With the optimizer that has most state; the others are resumed where a round was dropped."""
-    run = settings(method, "adam-carried")
-    expected, expected_progress = uninterrupted(comm, **run)
-    half, first = trained(comm, **run, train__rounds=2)
-    training, second = resumed(comm, save(half, shared_tmp / "half.h5"), **run)
-    assert_same_bits(whole(training), expected)
-    assert [progress.loss for progress in first + second] == [progress.loss for progress in expected_progress]
-    # A rank that keeps a network, or its part of one, from round to round fetches it once more.
-    if method == "fedavg":
-        assert without_time(first + second) == without_time(expected_progress)
 
 
 @pytest.mark.ranks(only=[3])
