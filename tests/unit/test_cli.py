@@ -9,6 +9,7 @@ import sys
 
 import click
 import pytest
+from curves import curve
 
 from istmpi.cli.main import ALONE, istmpi
 from istmpi.cli.run_options import OPTIONS, resolve
@@ -25,20 +26,26 @@ def cli(*arguments, env=()):
     )
 
 
-def test_looking_around_imports_neither_torch_nor_mpi():
-    """A plan, which is made last, opens the data, which may be HDF5; help and lists open nothing."""
+def test_looking_around_and_planning_import_neither_torch_nor_mpi(tmp_path):
+    """Plans for the data of a run, which are made last, open them, and they may be HDF5; the others open nothing."""
+    curve("ist", [0.5, 0.7]).save(tmp_path / "curve.json")
     helped = ("train", "prepare", "checkpoint", "evaluate", "predict", "export", "compare", "report")
-    commands = [["--help"], ["runs"], *([name, "--help"] for name in helped)]
-    commands += [["train", "--dry-run", "--ranks", "512"]]
+    commands = [["--help"], ["runs"], *([name, "--help"] for name in helped), ["report", str(tmp_path)]]
+    commands += [["settings"], ["settings", "--schema"], ["settings", "xc"]]
+    commands += [["costmodel", *words] for words in (["--advise"], ["xc", "--layers", "99-20-50"], GRAPH)]
+    of_data = [["costmodel", "digits", "--compare", "all"], ["train", "--dry-run", "--ranks", "512"]]
     program = (
         "import sys, json; from istmpi.cli.main import istmpi; sys.argv[0] = 'istmpi'\n"
-        f"for words in {commands!r}:\n"
+        f"for words in {commands + of_data!r}:\n"
         "    istmpi(words, standalone_mode=False)\n"
         "    loaded = [name for name in ('torch', 'mpi4py', 'matplotlib', 'h5py') if name in sys.modules]\n"
-        "    assert loaded == ['h5py'] * ('--dry-run' in words), (words, loaded)"
+        f"    assert loaded == ['h5py'] * (words in {of_data!r}), (words, loaded)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+GRAPH = ["graph", "--layers", "128-64-40", "--nodes", "1000", "--degree", "20"]
 
 
 def test_help_lists_every_command_with_its_own_words():

@@ -178,38 +178,6 @@ def test_fedavg_takes_passes_of_some_ranks():
     assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
 
 
-@pytest.mark.parametrize("redeal", [1.0, 0.4])
-@pytest.mark.parametrize("shares", [None, (2.0, 1.0, 1.0)])
-def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, redeal):
-    """Element by element: from the old holder or the owner to the next holder, and home where nobody holds it next."""
-    ranks, network = 3, mlp_network(4, (7, 5), 3, bias=True)
-    owners, totals = Owners(network.lengths, ranks), []
-    for number in range(300):
-        old, new = (
-            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, redeal) for round in (0, 1)
-        )
-        sent = 0
-        for parameter in network.parameters.values():
-            if not parameter.pattern.dealt(old.units):
-                sent += 2 * (ranks - 1) * parameter.size(network.lengths) * parameter.itemsize
-                continue
-            before, after, home = (_holder(layout, parameter, ranks) for layout in (old, new, owners))
-            source = np.where(before >= 0, before, home)
-            sent += parameter.itemsize * int(((after >= 0) & (source != after)).sum())
-            sent += parameter.itemsize * int(((before >= 0) & (after < 0) & (before != home)).sum())
-        totals.append(sent)
-    expected = float(cost(run(shares=shares, redeal=redeal), network, ranks).round_bytes)
-    assert abs(np.mean(totals) - expected) < 4 * np.std(totals) / len(totals) ** 0.5
-
-
-def _holder(layout, parameter, ranks):
-    """The rank that has each element, or -1."""
-    holder = np.full(parameter.pattern.shape(layout.lengths), -1)
-    for rank in range(ranks):
-        holder[np.ix_(*(layout.positions(axis, at, rank) for at, axis in enumerate(parameter.pattern.axes)))] = rank
-    return holder
-
-
 # ---- closed forms against sums over ranks
 
 
