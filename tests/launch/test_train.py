@@ -118,16 +118,21 @@ def test_a_file_for_each_rank(mpirun, tmp_path, data):
 
 
 BAD = {
+    "the folder is not empty": ["--out", "used"],
     "hidden1 has 2 units but the run has 3 ranks": ["--hidden", "2"],
     "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
     "site-0.npz does not exist": ["--data", "site-{rank}.npz"],
 }
 
 
-def test_bad_input_is_told_once_by_one_rank(refused, tmp_path):
-    said = refused(3, *(["train", *options, "--out", tmp_path / "run"] for options in BAD.values()))
+def test_bad_input_is_told_once_by_one_rank(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "precious").write_text("kept")
+    said = refused(3, *(["train", "--out", tmp_path / "run", *options] for options in BAD.values()))
     assert all(message in line for message, line in zip(BAD, said, strict=True)), said
     assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious"], "a used folder is left alone"
 
 
 @pytest.mark.parametrize(
@@ -140,15 +145,6 @@ def test_bad_input_ends_a_job(mpirun, tmp_path, options, message):
     assert result.errors == [line for line in result.stderr.splitlines() if message in line]
     assert result.stderr.count(message) == 1, result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_used_folder_is_left_alone(mpirun, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious").write_text("kept")
-    result = mpirun(2, "istmpi", "train", *SMALL, "--out", tmp_path / "run")
-    assert result.returncode == 2
-    assert "the folder is not empty" in result.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp_path):
