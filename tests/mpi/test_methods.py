@@ -156,15 +156,6 @@ def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
 
 
 @pytest.mark.ranks(only=[2])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns(comm, method):
-    settings = {"method__name": method, "model__hidden": [32, 16], "model__dtype": "float32", "train__batch": 16}
-    settings |= {"method__fraction": 1.0} if method == "fedavg" else {"method__local_steps": 10}
-    rounds = 3 if method == "fedavg" else 20  # of a pass over a rank's examples each
-    assert trained(comm, **settings, train__rounds=rounds)[1][-1].score.score > 0.8
-
-
-@pytest.mark.ranks(only=[2])
 def test_carried_moments_of_adam_dropout_and_bfloat16_go_together(comm):
     settings = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
     settings |= {"model__hidden": [32, 16], "model__dtype": "float32", "model__dropout": 0.1, "train__autocast": True}

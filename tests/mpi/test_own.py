@@ -10,7 +10,6 @@ from batches import examples_of
 from networks_oracle import ORACLES, train
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
 from small import own_run, trained, whole
-from torch import nn
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -90,7 +89,7 @@ def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
     np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
 
 
-@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("method", METHODS)
 def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     """The names of its layers are the built-in one's, so are its initial values."""
@@ -211,35 +210,6 @@ def exported(path):
     from safetensors.torch import load_file
 
     return load_file(path)
-
-
-def test_with_local_data_the_examples_of_all_ranks_are_scored_and_calibrated_on(comm, shared_tmp):
-    random = np.random.default_rng(comm.rank)
-    examples = 90 + 9 * comm.rank  # other numbers of batches, too
-    x = random.normal(comm.rank, 1 + comm.rank, (examples, 64)).astype(np.float32)
-    y = np.arange(examples) % 3
-    np.savez(shared_tmp / f"site-{comm.rank}.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
-    comm.barrier()
-    source = str(shared_tmp / "site-{rank}.npz")
-    sampled = {"evaluate__calibration_examples": 60 * comm.size, "evaluate__batch": 7}
-    settings = {"model__name": f"{FILE}:Shaken", "data__source": source, **sampled}
-    training, progress = own_trained(comm, **settings)
-    weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
-    per_rank = comm.allgather((x[:60], x[60:], y[60:]))
-    train, test, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*per_rank))
-
-    network = networks.Shaken(64, 3).double().eval()
-    network.load_state_dict(weights | {"tied.weight": weights["inner.weight"]}, strict=False)
-    with torch.no_grad():
-        for layer, share in ((network.last, comm.size),):
-            layer.weight /= share
-        inner = network.inner(torch.relu(network.first(train.double() + network.table)))
-        network.norm.running_mean, network.norm.running_var = inner.mean(0), inner.var(0, correction=0)
-        network.tied.weight = nn.Parameter(weights["inner.weight"] / comm.size)
-        loss = float(functional.cross_entropy(network(test.double()), labels))
-    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
-    assert progress[-1].score.examples == len(labels)
-    comm.barrier()
 
 
 @pytest.mark.ranks(only=[1, 3])

@@ -32,7 +32,6 @@ SPECIAL = {
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 """Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
-every_method = pytest.mark.parametrize("method", METHODS)
 WHO = ("one rank", "every rank elsewhere")
 STOPPED = [
     (method, optimizer, WHO[(i + j) % 2]) for i, method in enumerate(METHODS) for j, optimizer in enumerate(OPTIMIZERS)
@@ -112,7 +111,8 @@ def test_a_run_with_a_finish_goes_on_from_both_sides_of_it(comm, shared_tmp, fin
     assert_same_bits(whole(resumed(comm, path, **run)[0]), expected)
 
 
-@every_method
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_round_may_be_stopped_again(comm, shared_tmp, method):
     expected, _ = uninterrupted(comm, **settings(method, "adam-reset"))
     path, position, rest = None, "", []

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replaying import CASES, RECORD, arithmetic, replayed, run_of
+from replay_cases import MLP
+from replaying import RECORD, arithmetic, replayed, run_of
 from small import small_run
 
 from istmpi.comm import Communicator
@@ -24,10 +25,10 @@ SHORT = {"train__rounds": 2, "method__local_steps": 2}
 RECORDED = json.loads(RECORD.read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MLP)
 def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
-    number = list(CASES).index(case)
-    run = run_of(CASES[case], 3, tmp_path)
+    number = list(MLP).index(case)
+    run = run_of(MLP[case], 3, tmp_path)
     expected = RECORDED["runs"]["3 ranks"][case]
     faults = Faults.drawn(number, 3, ["stops", "slow"], 300)
     for outcome in simulate(lambda comm: replayed(comm, run), 3, faults).require():
