@@ -14,13 +14,7 @@ def test_a_comparison_leaves_runs_tables_and_pictures(mpirun, tmp_path):
     command = ["istmpi", "compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", out]
     result = mpirun(2, *command, "--targets", "0.2,0.999")
     assert result.returncode == 0, result.stderr
-    for text in (
-        "Training time to a score",
-        "not reached",
-        "final accuracy",
-        "Where the time went",
-        "1/6 ist",
-    ):
+    for text in ("Training time to a score", "not reached", "final accuracy", "Where the time went", "1/6 ist"):
         assert text in result.stdout
     names = [f"{name}-{seed}" for name in ("data-parallel", "ist", "local-sgd") for seed in (0, 1)]
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == names

@@ -55,19 +55,10 @@ WAYS = {
     "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
     "aborts in C": ("if failing: os.abort()", ""),
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
-    "sys.exit as if all were done": (
-        "if failing: sys.exit(0)",
-        "ends the program by SystemExit (0)",
-    ),
-    "SystemExit without a code": (
-        "if failing: raise SystemExit",
-        "ends the program by SystemExit",
-    ),
+    "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program by SystemExit (0)"),
+    "SystemExit without a code": ("if failing: raise SystemExit", "ends the program by SystemExit"),
     "exit without a code": ("if failing: exit()", "ends the program by SystemExit"),
-    "os._exit as if all were done": (
-        "if failing: os._exit(0)",
-        "ends the program by os._exit (0)",
-    ),
+    "os._exit as if all were done": ("if failing: os._exit(0)", "ends the program by os._exit (0)"),
     "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program by SystemExit (256)"),
 }
 
@@ -192,10 +183,7 @@ def test_a_script_that_uses_the_library_ends_on_all_ranks_when_one_fails(mpirun,
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
-        {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"},
-    ],
+    [{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}],
     ids=["Open MPI", "SLURM"],
 )
 def test_a_launcher_that_does_not_belong_to_the_library_is_refused(launcher):

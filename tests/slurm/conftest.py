@@ -10,11 +10,7 @@ from patience import patient
 from slurm_cluster import RUN, Cluster, Job, weights
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {
-    "PATH": f"{ROOT / 'bin'}{os.pathsep}{os.environ['PATH']}",
-    "PYTHONPATH": str(ROOT),
-    "NO_COLOR": "1",
-}
+ENVIRONMENT = {"PATH": f"{ROOT / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,7 @@ from istmpi.config import Run
 from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
-from istmpi.report.comparison import (
-    NOT_REACHED,
-    Spread,
-    best,
-    compare,
-    default_targets,
-    reached,
-    smoothed,
-)
+from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, reached, smoothed
 from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets
 from istmpi.tasks import TASKS, higher_is_better

@@ -159,11 +159,7 @@ def test_bad_input_is_one_line(arguments, message):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "0"])
-@pytest.mark.parametrize(
-    "words",
-    [("doctor", "--patience")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [("doctor", "--patience")], ids=" ".join)
 def test_a_figure_that_is_none_is_refused(istmpi_command, words, value):
     code, _, err = istmpi_command(*words, value)
     assert code == 2 and words[-1] in err and err.count("\n") == 1

@@ -141,11 +141,7 @@ def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
         ),
         (lambda path: (path / "x.csv").write_text("a,b,c,d\n"), "csv", "no examples"),
         (lambda path: (path / "x.csv").write_text(""), "csv", "a row has 0 numbers"),
-        (
-            lambda path: np.save(path / "x.npy", np.zeros((2, 5))),
-            "arrays",
-            "has examples of 5 numbers; the network",
-        ),
+        (lambda path: np.save(path / "x.npy", np.zeros((2, 5))), "arrays", "has examples of 5 numbers; the network"),
         (lambda path: np.save(path / "x.npy", np.array(["a"])), "arrays", "needed are numbers"),
         (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; call the array"),
         (lambda path: (path / "x.npz").write_bytes(b"PK nonsense"), "arrays", "cannot be read as a NumPy file"),

@@ -36,11 +36,7 @@ def carried_out(speeds, cost, rounds=120):
     return used
 
 
-@given(
-    st.lists(st.floats(1, 6), min_size=2, max_size=8),
-    st.floats(0, 0.5),
-    st.floats(0, 1),
-)
+@given(st.lists(st.floats(1, 6), min_size=2, max_size=8), st.floats(0, 0.5), st.floats(0, 1))
 def test_times_become_equal_without_going_past(speeds, constant, linear):
     """Whatever part of a step costs the same, grows with the share, or with its square."""
 
