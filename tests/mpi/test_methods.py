@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.ranks(also=5)
+@pytest.mark.ranks(only=[3, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_the_naive_oracle(comm, case):
     settings = dict(CASES[case])

@@ -15,7 +15,6 @@ from torch.nn import functional
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
-from istmpi.cost import cost
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
@@ -130,16 +129,6 @@ def test_a_group_can_be_left_out_of_the_deal(comm):
         assert training.method.subnet._lengths["channels1"] < 7
     with pytest.raises(ConfigError, match="chanels1 is no unit group of this model; did you mean channels1"):
         Training(own_run(**CONVOLUTIONAL, method__partition=["chanels1"]), comm)
-
-
-def test_a_residual_stream_is_dealt_out_only_when_it_is_named(comm):
-    name = f"{FILE}:Interleaved"
-    training, _ = own_trained(comm, model__name=name, train__rounds=1)
-    assert training.architecture.groups == ("hidden", "wide")
-    assert dict(training.store.scale) == {"wide": 1 / comm.size}
-    assert cost(training.run, training.architecture, comm.size).groups == ("wide",)
-    both, _ = own_trained(comm, model__name=name, train__rounds=1, method__partition=["hidden", "wide"])
-    assert dict(both.store.scale) == {"hidden": 1 / comm.size, "wide": 1 / comm.size}
 
 
 # ---- the full network

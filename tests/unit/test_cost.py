@@ -112,11 +112,7 @@ DEALT = [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, OUTER, {"partiti
 
 @pytest.mark.parametrize(
     "method, settings",
-    [
-        *(("ist", one) for one in DEALT),
-        ("local-sgd", OUTER),
-        *((m, {}) for m in METHODS if m not in ("ist", "data-parallel")),
-    ],
+    [*(("ist", one) for one in DEALT), ("local-sgd", OUTER), *((method, {}) for method in OTHERS)],
     ids=str,
 )
 def test_expected_bytes_are_the_mean_over_deals(method, settings):
