@@ -33,10 +33,11 @@ SPECIAL = {
 pytestmark = pytest.mark.ranks(only=[1, 3])
 """Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
 WHO = ("one rank", "every rank elsewhere")
-STOPPED = [
-    (method, optimizer, WHO[(i + j) % 2]) for i, method in enumerate(METHODS) for j, optimizer in enumerate(OPTIMIZERS)
-]
-"""Every two of a method, an optimizer and who is stopped."""
+OTHERS = [name for name in OPTIMIZERS if name != "adam-carried"]
+STOPPED = [("ist", optimizer, WHO[i % 2]) for i, optimizer in enumerate(OTHERS)]
+STOPPED += [(method, "adam-carried", WHO[i % 2]) for i, method in enumerate(METHODS)]
+STOPPED += [(method, OTHERS[i % 4], WHO[(i + 1) % 2]) for i, method in enumerate(METHODS) if method != "ist"]
+"""Every method with the optimizer that has most state and with another one."""
 FINISHES = [
     (finish, ("adam-reset", "adam-carried")[(i + done) % 2], done)
     for i, finish in enumerate(("data-parallel", "diloco", "codistillation", "dynamic-averaging"))
