@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from following import lines
 
 from istmpi.config import Run
 
@@ -27,10 +28,6 @@ def data(tmp_path):
     return tmp_path / "data.npz"
 
 
-def losses(out):
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun, tmp_path):
     out = tmp_path / "run"
     result = mpirun(3, "istmpi", "train", *SMALL, "--out", out, "--evaluate-every", "2")
@@ -44,18 +41,18 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun,
         "progress.png",
     ):
         assert fact in result.stdout
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 2, 3]
-    assert ["score" in line for line in lines] == [False, True, True]
-    assert lines[-1]["test_examples"] == 360
-    assert lines[-1]["examples"] == 3 * 3 * 4 * 16
+    metrics = lines(out)
+    assert [line["round"] for line in metrics] == [1, 2, 3]
+    assert ["score" in line for line in metrics] == [False, True, True]
+    assert metrics[-1]["test_examples"] == 360
+    assert metrics[-1]["examples"] == 3 * 3 * 4 * 16
     summary = json.loads((out / "summary.json").read_text())
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
     assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png"}
     saved = Run.load(str(out / "run.toml"))
     assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
     assert mpirun(3, "istmpi", "train", out / "run.toml", "--out", tmp_path / "again").returncode == 0
-    assert losses(tmp_path / "again") == losses(out)
+    assert [line["loss"] for line in lines(tmp_path / "again")] == [line["loss"] for line in metrics]
 
 
 def on_a_terminal(*command, interrupt_at=None):

@@ -144,6 +144,17 @@ def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm, settings):
 
 
 @pytest.mark.ranks(only=[1, 3])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
+    settings = {"method__local_steps": 1, "train__rounds": 12, "model__norm": norm, "model__bias": True}
+    local, _ = trained(comm, method__name="local-sgd", **settings)
+    parallel, _ = trained(comm, method__name="data-parallel", **settings)
+    expected = whole(parallel)
+    for name, values in whole(local).items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):

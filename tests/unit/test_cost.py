@@ -47,13 +47,6 @@ def test_figure_2_traffic_as_the_paper_counts(ranks):
     assert figure_2("data-parallel", ranks).received_elements == 10 * 2 * (ranks - 1) * W
 
 
-@pytest.mark.parametrize(
-    "ranks, floats", list(zip(RANKS, (3_680_000, 2_080_000, 1_280_000, 880_000, 680_000, 580_000)))
-)
-def test_figure_2_traffic_of_ist_in_floats_per_gradient_step(ranks, floats):
-    assert figure_2("ist", ranks).received_elements == 10 * floats
-
-
 @pytest.mark.parametrize("ranks, gigaflops", list(zip(RANKS, (113.05, 63.90, 39.32, 27.03, 20.89, 17.82))))
 def test_figure_2_flops_with_the_first_input_gradient(ranks, gigaflops):
     flops = figure_2("ist", ranks).flops("products", "first_input_gradient")
