@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from following import Listening
 from patience import patient
-from small import assert_same_bits, small_run
+from small import Listening, assert_same_bits, small_run
 
 from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.reader import open_checkpoint

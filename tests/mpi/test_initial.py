@@ -1,8 +1,7 @@
 """A run that begins with another's weights: the same score before its first round, on any ranks and with any method."""
 
 import pytest
-from following import Listening
-from small import small_run
+from small import Listening, small_run
 
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training

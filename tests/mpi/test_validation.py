@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from batches import examples_of
-from following import Listening, lines
-from small import assert_same_bits, small_run, trained, whole
+from following import lines
+from small import Listening, assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.sources import open_dataset, open_for_training

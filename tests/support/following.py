@@ -1,11 +1,9 @@
-"""Following a run: by what it leaves in its folder, and by what it says."""
+"""Following a run from outside, by what it leaves in its folder."""
 
 import json
 import time
 
 from patience import Limit
-
-from istmpi.training.watch import Watch
 
 
 def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
@@ -20,13 +18,3 @@ def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
 def lines(folder):
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines(True) if line[-1] == "\n"] if path.exists() else []
-
-
-class Listening(Watch):
-    """Hears what a run says: ``said``."""
-
-    def __init__(self):
-        self.said = []
-
-    def noticed(self, message):
-        self.said.append(message)

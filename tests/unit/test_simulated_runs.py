@@ -144,13 +144,13 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
     assert err.startswith("istmpi: rank ") and err.endswith("the job ended, as a launcher ends it.\n")
 
 
-def test_the_command_tries_schedules_and_tells_findings(tmp_path):
+def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
     code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
     for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
-        code, _, err = istmpi("simulate", "--schedules", 1, *option)
+        code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which tells findings alone.")
