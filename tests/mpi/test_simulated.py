@@ -5,11 +5,32 @@ from small import small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.record import RunFolder
-from istmpi.simulated import Faults
-from istmpi.simulated.schedules import simulated_training
+from istmpi.simulated import Faults, simulate
+from istmpi.simulated.schedules import simulated_training, trained
 from istmpi.training.run import run_training
 
 pytestmark = pytest.mark.real
+
+RUNS = {
+    "ist": small_run(),
+    "ist, exchanged in pieces": small_run(comm__exchange="pieces"),
+    "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
+    "ist, delay": small_run(method__delay=2, method__redeal=0.5),
+    "ist, wire of int8": small_run(model__dtype="float32", method__wire="int8"),
+    "data-parallel": small_run(method__name="data-parallel"),
+    "fedavg": small_run(method__name="fedavg", method__fraction=0.5, train__batch=100),
+    "dynamic-averaging": small_run(method__name="dynamic-averaging", method__threshold=0.012),
+    "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=6, method__fragments=2),
+    "codistillation": small_run(method__name="codistillation", method__burn_in=1),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_simulated_cluster_computes_and_sends_what_a_real_one_does(comm, name):
+    real = comm.allgather(trained(RUNS[name], comm))
+    if comm.rank == 0:
+        for faults in (Faults(), Faults.drawn(len(name), comm.size, ["stops", "slow"], 200)):
+            assert simulate(lambda its: trained(RUNS[name], its), comm.size, faults).require() == real
 
 
 def test_a_simulated_run_leaves_the_files_that_a_real_one_leaves(comm, shared_tmp):
