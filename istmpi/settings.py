@@ -31,6 +31,9 @@ Between = Annotated[float, Meta(gt=0, lt=1)]
 
 _ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
 
+convert = msgspec.convert
+"""The function that turns plain values of ours into a type."""
+
 Field = tuple[str, Any, Any]
 """Name, type and default of a setting, as `dataclasses.make_dataclass` takes them."""
 

@@ -42,6 +42,10 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a tree of dicts, lists and tuples."""
-    tensors: list[torch.Tensor] = []
-    mapped(tensors.append, tree)
-    yield from tensors
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_of(value)

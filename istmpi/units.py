@@ -1,4 +1,6 @@
-"""The texts for a number of seconds, and for a number of things."""
+"""Numbers as people read them."""
+
+from collections.abc import Mapping
 
 
 def in_seconds(value: float) -> str:
@@ -9,3 +11,41 @@ def in_seconds(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun, which is given as that of one."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a decimal prefix: ``1.21 MB``."""
+    return f"{_scaled(nbytes)}B"
+
+
+def number(value: float) -> str:
+    return _scaled(value).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
+
+
+def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
+    """The unit, and its factor, in which an axis up to a value is read best: ``MB`` rather than 10^8."""
+    least = 10 if units is SECONDS else 1  # 90 s rather than 1.5 min
+    return [*units.items()][max(sum(least * factor <= largest for factor in units.values()) - 1, 0)]
+
+
+def _scaled(value: float) -> str:
+    value = float(value)
+    for prefix in ("", "k", "M", "G", "T"):
+        if not 999.5 <= abs(value) < float("inf"):
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.3g} P"

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
-from benchmarks.controls import xc
 from benchmarks.controls.identifiers import prepare as prepare_identifiers
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
@@ -207,27 +206,22 @@ class Campaign:
         found = self._record(row.cell(rate, 0))
         return found and max(end["validation"] for end in found["ends"].values())
 
-    def tried(self, row: Row) -> dict[float, float]:
-        """Return the scores of neighbouring rates around the first one, from the smallest."""
-        scores = {}
-        for power in range(-6, 7):
-            rate = _rounded(row.task.rate * FACTOR**power)
-            if (score := self.score(row, rate)) is not None:
-                scores[rate] = score
-        return scores
+    def tried(self, row: Row) -> dict[int, float]:
+        """Return the scores of the rates that were tried, by their place on the grid: 0 is the first one."""
+        scores = {place: self.score(row, rate_at(row, place)) for place in range(-6, 7)}
+        return {place: score for place, score in scores.items() if score is not None}
 
     def next_rates(self, row: Row) -> list[float]:
         """Return the rates to try next; none once the best one has a neighbour on both sides."""
         scores = self.tried(row)
-        if not scores:
-            return [_rounded(row.task.rate)]
-        best = max(scores, key=scores.__getitem__)
-        return [rate for rate in (_rounded(best * FACTOR), _rounded(best / FACTOR)) if rate not in scores]
+        best = max(scores, key=scores.__getitem__, default=None)
+        places = [0] if best is None else [place for place in (best + 1, best - 1) if place not in scores]
+        return [rate_at(row, place) for place in places]
 
     def best(self, row: Row) -> float | None:
         """Return the best rate, once it is inside its grid."""
         scores = self.tried(row)
-        return None if not scores or self.next_rates(row) else max(scores, key=scores.__getitem__)
+        return None if not scores or self.next_rates(row) else rate_at(row, max(scores, key=scores.__getitem__))
 
     def cells(self, row: Row) -> list[Cell]:
         """Return the cells of the best rate."""
@@ -260,8 +254,9 @@ class Campaign:
             }
 
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.2g}")
+def rate_at(row: Row, place: int) -> float:
+    """Return the learning rate at a place of the grid."""
+    return float(f"{row.task.rate * FACTOR**place:.2g}")
 
 
 def rows_of(task: Task, steps: int = 0) -> list[Row]:
@@ -272,12 +267,10 @@ def rows_of(task: Task, steps: int = 0) -> list[Row]:
 
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
-    if task.name == "reuters":
-        xc.prepare(raw / "reuters-xc.tar.gz", folder)
-    elif task.name == "identifiers":
+    if task.name == "identifiers":
         prepare_identifiers(folder / task.data, 2048)
     else:
-        SHORT["cifar" if task.name == "cifar" else "speech"].prepare(raw, folder)
+        SHORT[{"digits": "speech"}.get(task.name, task.name)].prepare(raw, folder)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.controls import xc
 from benchmarks.controls.validation_data import make_validation_data
 
 BY_LABEL, SHARDED, ALIKE = "by-label", "sharded", "shared"
@@ -56,9 +55,6 @@ class Task:
     def prepare(self, raw: Path, folder: Path) -> None:
         """Make the files of `data` that are not there."""
         folder.mkdir(exist_ok=True)
-        if self.kind == "xc":
-            xc.prepare(raw / self.raw, folder)
-            return
         files, options = self.data(folder), ["--size", str(self.size)] if self.size else []
         make_validation_data(self.kind, raw / self.raw, files["rate"], options)
         if not files["control"].exists():
@@ -124,11 +120,7 @@ TASKS = {
             64,
             {"rate": 120, "control": 240},
             (0.003, 0.01, 0.03),
-            {
-                name: value
-                for name, value in xc.COMMON.items()
-                if name.startswith(("model.", "optimizer.", "method.opt"))
-            },
+            {"model.name": "xc", "optimizer.name": "adam", "method.optimizer_state": "carry"},
             (SHARDED, ALIKE),
             evaluations=3,
         ),

@@ -25,6 +25,8 @@ FORMAT, VERSION = "istmpi-checkpoint", 2
 READABLE = (1, 2)
 """Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
 
+_LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
+"""Attributes that a file has only where they have other values."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
 
@@ -89,6 +91,9 @@ class Header:
 
     blocks: _Upto = 0
     """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
+
+    frozen: float = 0.0
+    """The digest of frozen parameters (`istmpi.models.architecture.Architecture.frozen_digest`)."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -175,7 +180,7 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
     attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
-        if (item.name in ("network", "side", "shares") and not value) or (item.name == "temperature" and value == 1):
+        if value == _LEFT_OUT.get(item.name, ...):
             continue
         plain = value.tree() if isinstance(value, Run) else value
         plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain

@@ -49,11 +49,12 @@ class _File(ABC):
 class _OfIstmpi(_File):
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint = checkpoint
-        names = weights_among(checkpoint.tensors)
-        self.shapes = {name: checkpoint.tensors[name].shape for name in names}
+        weights = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)}
+        self._tensors = weights | checkpoint.frozen
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return torch.from_numpy(self._checkpoint.tensors[name].rows(first, last))
+        return torch.from_numpy(self._tensors[name].rows(first, last))
 
     def factor(self, name: str) -> float:
         network = self._checkpoint.architecture
@@ -61,32 +62,23 @@ class _OfIstmpi(_File):
 
 
 class _Safetensors(_File):
+    """A file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
+
     def __init__(self, path: Path):
         library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError("it is a folder without a file of .safetensors")
         try:
-            file = library.safe_open(path, "pt")
+            opened = [library.safe_open(file, "pt") for file in files]
         except library.SafetensorError as error:
             raise ValueError(str(error)) from None
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
         self._slices = {name: tensor for name, tensor in slices.items() if tensor.get_dtype() in _FLOATS}
         self.shapes = {name: tuple(tensor.get_shape()) for name, tensor in self._slices.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         return self._slices[name][first:last]
-
-
-class _Folder(_File):
-    """The files of safetensors in a folder, as Hugging Face's libraries write them."""
-
-    def __init__(self, path: Path):
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise ValueError("it is a folder without a file of .safetensors")
-        self._files = {name: file for file in map(_Safetensors, files) for name in file.shapes}
-        self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return self._files[name].rows(name, first, last)
 
 
 class _StateDict(_File):
@@ -159,14 +151,18 @@ def begin_with(
 ) -> Fit:
     """Bring the rows of a store to the values of a file, where names and shapes fit; each rank reads its own rows.
 
-    ``renamed``: beginnings of names in the file, and what stands in their place in the network.
+    Frozen parameters it reads whole. ``renamed``: beginnings of names in the file, and those in the network.
 
     Raises DataError for a file that cannot be read, ConfigError where nothing fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
         fit, sources = _matched(path, file, network, renamed)
         for name, there in sources.items():
-            rows = store.owners.rows(file.shapes[there][0], store.rank)
+            length = file.shapes[there][0]
+            if name in network.frozen:
+                network.give(name, file.rows(there, 0, length))
+                continue
+            rows = store.owners.rows(length, store.rank)
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
@@ -190,9 +186,7 @@ def _matched(
     """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
-    shapes = {
-        name: network.parameters[name].pattern.shape(network.lengths) for name in weights_among(network.parameters)
-    }
+    shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
     for name, shape in shapes.items():
         there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
         used.add(there)
@@ -202,11 +196,6 @@ def _matched(
             misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
         else:
             sources[name] = there
-    if frozen := [name for name in names if name in network.frozen]:
-        raise ConfigError(
-            f"train.init = {str(path)!r} has {frozen[0]}, which is frozen here: frozen parameters have the values "
-            f"that the constructor gives them. Load them there, or let them be trained."
-        )
     weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
     unused = tuple(name for name in file.shapes if name not in used)
     fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)
@@ -216,6 +205,14 @@ def _matched(
             f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
         )
     return fit, sources
+
+
+def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all that can be given: parameters, and frozen ones of floating-point numbers."""
+    parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
+    frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
+    shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
+    return shapes | {name: tuple(values.shape) for name, values in frozen.items()}
 
 
 def plain_name(network: Architecture, name: str) -> str:
@@ -241,8 +238,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
         return
     wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
     with reading(f"{subject} cannot be read", CURE, *wrong, pickle.UnpicklingError):
-        kind = _Folder if path.is_dir() else _Safetensors if path.suffix == ".safetensors" else _StateDict
-        file = kind(path)
+        file = (_Safetensors if path.is_dir() or path.suffix == ".safetensors" else _StateDict)(path)
     yield file
 
 
@@ -261,7 +257,7 @@ def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
 
     Where none fits then, either, the network's class may be a wrapper: its own prefix is put before them.
     """
-    expected = {key for name in weights_among(network.parameters) for key in (name, plain_name(network, name))}
+    expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)
     while plain and expected.isdisjoint(plain):
         wrapper = next(iter(plain)).partition(".")[0] + "."

@@ -196,6 +196,12 @@ class Checkpoint:
         paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
         return {tensor.name: tensor for tensor in map(self._tensor, paths)}
 
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Frozen parameters whose values are not the constructor's."""
+        tensors = (self._tensor(path) for path in self._datasets if path.startswith("frozen/"))
+        return {tensor.name: tensor for tensor in tensors}
+
     def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
         """Read a small dataset; DataError when it is missing."""
         with _reading(self.path):

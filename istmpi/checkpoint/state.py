@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 
 import h5py
 import numpy as np
@@ -15,7 +16,8 @@ from istmpi.comm import library
 from istmpi.data.dataset import Dataset
 from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
+from istmpi.models.architecture import Architecture
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
@@ -36,6 +38,28 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
             axes=str(parameter.pattern),
             blocks=store.owners.ranks,
             block=store.rank,
+        )
+
+
+def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piece]:
+    """Yield the frozen parameters that the constructor does not make, each rank some of their rows."""
+    owners, rank = store.owners, store.rank
+    for name in sorted(network.code.given):
+        values = network.frozen[name]
+        rows, dtype = owners.rows(len(values), rank), str(values.dtype).removeprefix("torch.")
+        part = _bytes(values[rows.start : rows.stop])
+        yield Piece(f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "", owners.ranks, rank)
+
+
+def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
+    """Give a network the frozen parameters of a checkpoint; ConfigError where its constructor makes others."""
+    for name, tensor in checkpoint.frozen.items():
+        if name in network.frozen and network.frozen[name].shape == tensor.shape:
+            network.give(name, torch.from_numpy(tensor.rows()))
+    if (there := checkpoint.header.frozen) and not isclose(there, network.frozen_digest, rel_tol=1e-4):
+        raise ConfigError(
+            f"{checkpoint.path}: the frozen weights of {network.name} are others than in that run. Let its constructor "
+            f"make the same ones, as from the file that it read then."
         )
 
 

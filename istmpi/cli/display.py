@@ -23,19 +23,16 @@ from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots
-from istmpi.report.units import duration, number, size
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
+from istmpi.units import duration, number, size
 
 LONGEST_ROUNDS = 4 * 3600.0
-"""Seconds of speed that the bar remembers: two rounds in them tell the time left."""
 
 
 class LiveView:
-    """A bar over the rounds of a run, and below it as many figures as the terminal's width has room for."""
-
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
         self._console, self._several, self._score, self._line = console, len(hosts) > 1, "", ""
         self._bar = bars.Progress(
@@ -53,7 +50,7 @@ class LiveView:
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
-        """Show the figures of a finished round that fit whole into a line, those that matter most first."""
+        """Show the figures that fit whole into a line, the most telling first."""
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
             self._score = f"{progress.score_name} {scored.score:.4f}"

@@ -1,24 +1,70 @@
 """``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
 
+import importlib
 import os
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from istmpi import __version__, comm
-from istmpi.cli.group import LazyGroup
-from istmpi.errors import IstmpiError, OutputError, UserError, did_you_mean
-from istmpi.foreign import left, left_at, one_line, past_a_limit
-from istmpi.renamed import RenamedWarning
+from istmpi import __version__, comm, renamed
+from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
+from istmpi.foreign import left, left_at, one_line, past_a_limit, staying
 from istmpi.signals import SIGNALS
+
+FOLDER = Path(__file__).parent / "commands"
+
+
+@cache
+def _command(name: str) -> click.Command:
+    command = importlib.import_module(f"istmpi.cli.commands.{name}").command
+    if command.callback:
+        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(command.callback)
+    return command
+
+
+class LazyGroup(click.Group):
+    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is the first line of its file: no import."""
+
+    def __init__(self, *args, commands: Iterable[str], **settings):
+        super().__init__(*args, **settings)
+        self._names = list(commands)
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return self._names
+
+    def _help(self) -> Iterator[tuple[str, str]]:
+        for name in self._names:
+            with open(FOLDER / f"{name}.py", encoding="utf-8") as file:
+                yield name, file.readline().strip('"\n')
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in renamed.COMMANDS:
+            renamed.tell(f"istmpi {name}", f"istmpi {renamed.COMMANDS[name]}")
+            name = renamed.COMMANDS[name]
+        if name not in self._names:
+            raise ConfigError(f"no command {name}{did_you_mean(name, self._names)}")
+        return _command(name)
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as click does, but to the command's new name, which its help shows."""
+        name, command, rest = super().resolve_command(context, arguments)
+        return command.name if command else name, command, rest
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help()))
+
 
 COMMANDS = {
     "train": True,
@@ -42,13 +88,13 @@ COMMANDS = {
 }
 """The commands in the order of help; True for one that runs on the ranks of an MPI job."""
 ALONE = [name for name, on_ranks in COMMANDS.items() if not on_ranks]
-"""Commands that need no MPI: each process is on its own, however many were started."""
+"""Commands that need no MPI."""
 ON_RANKS = (
     f"{', '.join(name for name, on_ranks in COMMANDS.items() if on_ranks)} run under mpirun; the others need no MPI."
 )
 
 FOR_THE_LAUNCHER = 5.0
-"""Seconds for a launcher to end the job with the code of a rank that is gone, before a rank that misses it does."""
+"""Seconds for a launcher to end the job with the code of a rank that is gone."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -62,7 +108,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The folder of the pages that were installed with this code; its name must stay in one piece to be copied."""
+"""The pages of this version; the name must stay in one piece to be copied."""
 
 
 @click.group(
@@ -121,7 +167,7 @@ def _open_what_is_closed() -> None:
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
     def show(message: Warning, category: type[Warning], *about: object) -> None:
-        if not issubclass(category, RenamedWarning):
+        if not issubclass(category, renamed.RenamedWarning):
             others(message, category, *about)
         elif comm.launched()[0] == 0:
             print(f"istmpi: {message}", file=sys.stderr, flush=True)
@@ -189,7 +235,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """The message for a standard output that takes nothing more: of such a refusal the system names no file."""
+    """The message for a standard output that takes nothing more, for which no file is named."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
@@ -35,7 +35,6 @@ class Described:
     architecture: Architecture
     examples: int | None
     smaller: Mapping[int, Architecture] = field(default_factory=dict)
-    """The networks for images of other sides that the run trains on first (`train.resolution`)."""
 
 
 def described(
@@ -46,14 +45,23 @@ def described(
     nodes: int = NODES,
     degree: float = DEGREE,
 ) -> Described:
-    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data.
-
-    The code of a network whose table is not written down is run, for the shape of its data.
-    """
+    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
-        return _without_data(run, layers, shape, in_a_row, nodes, degree)
+        if layers is not None:
+            features, *hidden, outputs = options.widths("--layers", layers)
+            run, shape = run.override({"model.hidden": hidden}), (features, outputs)
+        name, (features, outputs) = run.model.name, shape
+        tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
+        task = next(tasks, CLASSIFICATION)
+        code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
+        table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
+        network = Architecture(name, table, run.model.dtype, code)
+        if code.graph:
+            run = run.override({"train.batch": 1})
+            network.nodes = nodes, nodes
+        return Described(run, network, 1 if code.graph else None)
     from istmpi.training.network import planned_network
 
     data, smaller = _data_of(run, layers), {}
@@ -65,24 +73,6 @@ def described(
         smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
         require_resizable(run, network)
     return Described(run, network, len(data.train), smaller)
-
-
-def _without_data(
-    run: Run, layers: str | None, shape: tuple[int, int] | None, in_a_row: int, nodes: int, degree: float
-) -> Described:
-    if layers is not None:
-        features, *hidden, outputs = quantities.widths("--layers", layers)
-        run, shape = run.override({"model.hidden": hidden}), (features, outputs)
-    name, (features, outputs) = run.model.name, shape
-    tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
-    task = next(tasks, CLASSIFICATION)
-    code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
-    table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
-    network = Architecture(name, table, run.model.dtype, code)
-    if code.graph:
-        run = run.override({"train.batch": 1})
-        network.nodes = nodes, nodes
-    return Described(run, network, 1 if code.graph else None)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
@@ -109,7 +99,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    """Refuse, with a ConfigError, a deal that training would refuse, or subnets that the network's code does."""
+    """Refuse a deal that training would refuse, or subnets that the network's code does."""
     if cost.spec.deals and run.method.partition != ():
         network.require_dealable(cost.groups, run.model.scale != "none")
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt

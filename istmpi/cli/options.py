@@ -1,11 +1,151 @@
-"""Kinds of options of commands, and the options that several commands share."""
+"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB."""
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from istmpi.cli.quantities import MOST_WHOLE, FiniteRange, WholeRange
+from istmpi.errors import ConfigError
+from istmpi.foreign import MOST, in_ascii_digits, one_line, whole_number
+
+MOST_UNITS = 2**40
+MOST_WHOLE = 2**63 - 1
+MOST_RANKS = 100_000
+TINY = 1e-9
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_BINARY = {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("kMGT", 1)} | {"KiB": 1024.0}
+_QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
+
+
+class _Range:
+    """A range of click's that says in words what a number must be."""
+
+    kind = "a number"
+
+    def _describe_range(self) -> str:
+        least, above = self.min, self.min_open
+        if least is not None and 0 < least <= TINY:
+            least, above = 0, True
+        low = f"{'above' if above else 'at least'} {least:g}" if least is not None else ""
+        if self.max is None or self.max >= 1e6:
+            return low
+        whole = least is not None and not above
+        return f"{least:g} to {self.max:,g}" if whole else f"{low}, at most {self.max:,g}".lstrip(", ")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            if not in_ascii_digits(str(value)):
+                raise click.BadParameter(value)
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            machine = " below 2^63" * (self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)))
+            limits = self._describe_range()
+            self.fail(f"{value!r} must be {self.kind}{machine}{', ' * bool(limits)}{limits}.", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number
+
+
+class WholeRange(_Range, click.IntRange):
+    kind = "a whole number"
+
+    def __init__(self, min: int | None = None, max: int = MOST_WHOLE):
+        super().__init__(min, max)
+
+
+class FiniteRange(_Range, click.FloatRange):
+    """Numbers without infinity, and without NaN, which lies in every range of click's."""
+
+
+class YesOrNo(click.ParamType):
+    name = "yes|no"
+
+    def convert(self, value, param, ctx):
+        if value not in ("yes", "no"):
+            self.fail(f"{value!r} must be yes or no.", param, ctx)
+        return value == "yes"
+
+
+def bandwidth(option: str, text: str) -> float:
+    """Bytes a second of ``2.5Gbit`` or ``300MB``."""
+    units = _prefixed("bit", 1 / 8) | _prefixed("B")
+    units |= {f"{unit}/s": factor for unit, factor in units.items()}
+    return _quantity(option, text, units, "a rate in bit or B a second, as 2.5Gbit")
+
+
+def latency(option: str, text: str) -> float:
+    """Seconds of ``100us``."""
+    return _quantity(option, text, _SECONDS, "a time in s, ms, us or ns, as 100us")
+
+
+def speeds(option: str, text: str) -> tuple[float, ...]:
+    """FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
+    units = _PREFIXES | _prefixed("FLOP/s") | _prefixed("FLOPS")
+    expected = "FLOP/s with a prefix, as 250G, or one for each rank with commas"
+    return tuple(_quantity(option, part, units, expected) for part in text.split(","))
+
+
+def memory(option: str, text: str) -> float:
+    """Bytes of ``16GB`` or ``16GiB``."""
+    return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, as 16GB")
+
+
+def ranks(option: str, text: str) -> list[int]:
+    """Numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
+    expected = f"numbers of ranks from 1 to {MOST_RANKS}, as 1,2,4, or a range of powers of two, as 1..1024"
+    if ".." not in text:
+        return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
+    low, *_, high = _whole_numbers(option, text, "..", expected, MOST_RANKS)
+    if text.count("..") > 1 or low > high:
+        raise _refused(option, text, expected)
+    return sorted({low, *(2**power for power in range(17) if low <= 2**power <= high), high})
+
+
+def shape(option: str, text: str) -> tuple[int, ...]:
+    return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, as 3x32x32"))
+
+
+def widths(option: str, text: str) -> list[int]:
+    """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
+    expected = "features, hidden widths and labels, as 1000-4000-4000-200"
+    lengths = _whole_numbers(option, text, "-", expected)
+    if len(lengths) < 3:
+        raise _refused(option, text, expected)
+    return lengths
+
+
+def _prefixed(unit: str, factor: float = 1.0) -> dict[str, float]:
+    return {prefix + unit: factor * each for prefix, each in _PREFIXES.items()}
+
+
+def _quantity(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    try:
+        number = float(match[1]) if match and match[2] in units else math.nan
+    except ValueError:
+        number = math.nan
+    if not 1 / MOST < number < MOST:
+        raise _refused(option, text, expected)
+    return number * units[match[2]]
+
+
+def _whole_numbers(option: str, text: str, separator: str, expected: str, largest: int = MOST_UNITS) -> list[int]:
+    try:
+        numbers = [whole_number(part) for part in text.split(separator)]
+    except ValueError:
+        numbers = [0]
+    if not 1 <= min(numbers) <= max(numbers) <= largest:
+        raise _refused(option, text, expected)
+    return numbers
+
+
+def _refused(option: str, text: str, expected: str) -> ConfigError:
+    return ConfigError(f"{option} {one_line(text.strip())!r} must be {expected}, greater than zero.")
+
 
 Decorator = Callable[[Callable], Callable]
 

@@ -16,13 +16,11 @@ from rich.table import Table
 
 from istmpi.errors import DataError
 from istmpi.foreign import one_line
-from istmpi.report.units import size
-from istmpi.units import counted
+from istmpi.units import counted, size
 
 SECONDS_BETWEEN_LINES = 10
 
 Report = Callable[[str, int, int], None]
-"""Called as ``report(stage, done, total)``, often."""
 
 
 def console(**settings: Any) -> Console:
@@ -54,10 +52,9 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def progress(in_bytes: bool = False) -> Iterator[Report]:
-    """A callback that shows progress on the standard error: a bar on a terminal, a line now and then in a log."""
     stderr = console(stderr=True)
     if not stderr.is_terminal:
-        yield _Lines(stderr, in_bytes)
+        yield _lines(stderr, size if in_bytes else "{:,}".format)
         return
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
@@ -66,16 +63,16 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
 
 
-class _Lines:
-    def __init__(self, console: Console, in_bytes: bool):
-        self._console = console
-        self._text = size if in_bytes else "{:,}".format
-        self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+def _lines(console: Console, text: Callable[[int], str]) -> Report:
+    due = time.monotonic() + SECONDS_BETWEEN_LINES
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-            self._console.print(f"{stage} {self._text(done)} of {self._text(total)}", markup=False)
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + SECONDS_BETWEEN_LINES
+            console.print(f"{stage} {text(done)} of {text(total)}", markup=False)
+
+    return report
 
 
 def verify(
@@ -85,9 +82,9 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of some files; print what is damaged or that a file is valid. DataError when one is damaged.
+    """Read every byte of some files; print what is damaged. DataError when one is.
 
-    ``unguarded`` is said of what version 1 of a format does not guard. Files ``listed`` in a folder may be gone by now.
+    ``unguarded`` is said of version 1. Files ``listed`` in a folder may be gone by now.
     """
     results = []
     with progress(in_bytes=True) as report:

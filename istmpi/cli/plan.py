@@ -9,6 +9,7 @@ from istmpi.cli.networks import described, require_dealable
 from istmpi.cli.output import console, print_json
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, phase_costs, run_bytes
+from istmpi.data.callable.source import is_function
 from istmpi.exits import require_fitting
 from istmpi.foreign import one_line
 from istmpi.methods import METHODS
@@ -30,7 +31,9 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of
 
-        begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
+        begun = [f"begins with the weights that {run.train.init} yields."]
+        if not is_function(run.train.init):
+            begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
     figures = _figures(run, network, costs, alone) | {"sent_bytes": run_bytes(run, network, ranks, planned.smaller)}
     if as_json:
         print_json(figures | ({"init": begun} if begun else {}))
@@ -41,7 +44,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """The figures of the table, in bytes, weights and FLOPs; the shapes and the memory are those of the first phase."""
+    """The figures of the table, in bytes, weights and FLOPs; shapes and memory are the first phase's."""
     first = phases[0][0]
     largest, single = first.largest, alone.largest
     before, phase_figures = 0, []

@@ -11,12 +11,11 @@ from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.sample import scored_in_training
 from istmpi.record import RunFolder
 from istmpi.report import tables
-from istmpi.report.units import duration, number, size
 from istmpi.tasks import TASKS
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
-from istmpi.units import counted
+from istmpi.units import counted, duration, number, size
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:

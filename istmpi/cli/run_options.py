@@ -62,7 +62,7 @@ run_argument = click.argument("run", required=False)
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
-    """Decorate a click command with the options that change a run; it receives them as `resolve` takes them."""
+    """Decorate a click command with the options that change a run, as `resolve` takes them."""
     assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
     command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
@@ -85,7 +85,6 @@ def _defaults() -> dict[str, Any]:
 
 
 def planning(command: Callable) -> Callable:
-    """Decorate a click command that trains nothing with the options that change a run's cost, and with --layers."""
     layers = text("--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data.")
     return layers(options(command, COST_NOTHING.split()))
 
@@ -96,10 +95,7 @@ def resolve(
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
 ) -> Run:
-    """Return the run that a command line describes; ConfigError names the option.
-
-    ``refused``: settings that the command sets itself, each with the option that does it.
-    """
+    """Return the run that a command line describes; ``refused``: settings with an option of their own."""
     run = run or DEFAULT
     loaded = Run.load(run)
     changed = changes(assignments, options, loaded.model.name)
@@ -111,7 +107,6 @@ def resolve(
 
 
 def changes(assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp") -> dict[str, Any]:
-    """The settings that a command line changes in a run whose network is ``model``: ``{"method.local_steps": 20}``."""
     given = {option: options.get(option.lstrip("-").replace("-", "_")) for option in OPTIONS}
     typed = [(option, OPTIONS[option][0], value) for option, value in given.items() if value is not None]
     typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
@@ -152,11 +147,10 @@ class Showing:
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
-    """Print the outcome as JSON on the standard output, and everything else on the standard error."""
+    """Print the outcome as JSON, and everything else on the standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
-        """Say at once, on the first rank, that a command has begun: loading takes seconds."""
         rank, ranks = launched()
         if rank == 0 and not self.quiet:
             many = counted(ranks, "rank")
@@ -167,7 +161,7 @@ class Showing:
 
 
 def showing(command: Callable) -> Callable:
-    """Decorate a click command with --progress, -q, -v and --json; it receives them as ``shown``, a `Showing`."""
+    """Decorate a click command with --progress, -q, -v and --json: ``shown``."""
 
     @click.option(
         "--progress",
@@ -186,7 +180,7 @@ def showing(command: Callable) -> Callable:
 
 
 def watching(command: Callable) -> Callable:
-    """Decorate a click command that trains with --stop-before-walltime, --log and the options of `showing`."""
+    """Decorate a click command with --stop-before-walltime, --log and `showing`."""
     logging = text(
         "--log",
         "NAME",
@@ -201,10 +195,7 @@ def watching(command: Callable) -> Callable:
 def watched(
     communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
 ) -> tuple[float | None, dict[str, Watch]]:
-    """The Unix time at which rank 0 shall stop, and its loggers; nothing on the other ranks.
-
-    ConfigError where the end of the job cannot be known, DataError where a logger's library is not installed.
-    """
+    """The Unix time at which rank 0 shall stop, and its loggers; nothing on the other ranks."""
     from istmpi.comm.stopping import end_of_job
 
     if communicator.rank:

@@ -257,7 +257,7 @@ class Train:
     init: Annotated[
         str,
         "Weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors or a folder of them, "
-        "or a state dict of torch; ignored when resuming.",
+        "a state dict of torch, or FILE.py:function, which yields names and tensors on rank 0; ignored when resuming.",
     ] = ""
     init_names: Annotated[
         dict | None, 'Beginnings of names in train.init, and what stands in their place here: {"bert." = "encoder."}.'

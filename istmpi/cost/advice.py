@@ -14,17 +14,15 @@ from istmpi.units import in_seconds
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
-"""Rounds of the methods' own papers. Shorter ones pick and pack all values more often than is counted."""
 TRANSFER_SHARE = 0.2
-"""Local steps are as few as keep the transfers below this share of a round: more would save little more."""
+"""The largest share of a round for transfers; more local steps would save little more."""
 LEAST_SHARE = 0.1
-"""The least share of the network that an example trains: in the paper's Table 1 an eighth helps, a twentieth harms."""
+"""The least share of the network that an example trains: an eighth helps, a twentieth harms."""
 LEAST_EFFICIENCY = 0.5
-"""The least efficiency against one process: below it half of the machines are better used for other work."""
 WORTH_IT = 1.25
-"""A method that changes what is learnt must be faster by this factor than one that changes less."""
+"""The factor by which a method that changes more of what is learnt must be faster."""
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
-"""Methods, from the one that trains exactly as one process would to the one that departs most from it."""
+"""Methods, those first that train most as one process would."""
 CHEAPER = {
     "with redeal 0.1": {"method.redeal": 0.1},
     "with redeal 0.1 in int8": {"method.redeal": 0.1, "method.wire": "int8"},
@@ -50,7 +48,6 @@ class Choice:
 
     @property
     def sensible(self) -> bool:
-        """True where it trains enough of the network, fits into memory and uses its machines."""
         share, memory = self.cost.held.share_of_a_rank, self.cost.largest.memory.total
         efficient = self.scenario.alone() / self.seconds >= max(LEAST_EFFICIENCY * self.ranks, 1)
         return share >= LEAST_SHARE and memory <= (self.scenario.cluster.memory or inf) and efficient

@@ -12,21 +12,21 @@ from istmpi.models.architecture import Architecture
 SAMPLED = 1024
 """Training examples to calibrate on, where that costs little."""
 SHARE = Fraction(1, 10)
-"""The largest share of a run's FLOPs for its evaluations, as far as the size of that sample decides."""
+"""The largest share of a run's FLOPs for its evaluations."""
 LEAST_SAMPLED = 64
 """Fewer examples would leave the moments to chance."""
 FREE = 2**28  # FLOPs: a fraction of a second
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """The FLOPs of the busiest rank from one evaluation to the next; ``trained``: the number of training examples."""
+    """The FLOPs of the busiest rank between evaluations; ``trained``: training examples."""
     phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
     step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
     return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """The FLOPs of a rank for each example that the ranks pass through the full network together."""
+    """The FLOPs of a rank for each example that the ranks pass together."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)
@@ -42,10 +42,7 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Training examples to calibrate on: those of the run's setting, otherwise `SAMPLED` or what the cost allows.
-
-    Cost is counted in FLOPs, so that a run can be repeated bit for bit. A sample that is `FREE` is not made smaller.
-    """
+    """Training examples to calibrate on: those of the run's setting, `SAMPLED`, or what the cost in FLOPs allows."""
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:
@@ -59,6 +56,5 @@ def calibration_examples(
 def evaluation_share(
     run: Run, architecture: Architecture, ranks: int, trained: int, passed: int, sharded: Collection[str]
 ) -> float:
-    """The part of a run's FLOPs that its evaluations take, each of so many examples."""
     evaluation = passed * forward_flops(architecture, ranks, sharded)
     return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

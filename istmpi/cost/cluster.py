@@ -41,13 +41,13 @@ class Cluster:
     links: Mapping[str, Link]
     """``alltoallv`` times transfers, ``allreduce`` all-reduces."""
     flops: tuple[float, ...]
-    """FLOP/s of a rank in matrix products; one number for all ranks, or one a rank."""
+    """FLOP/s in matrix products, for all ranks or one a rank."""
     product_seconds: float = 0.0
     """The time of every matrix product beside its FLOPs."""
     step_seconds: float = 0.0
-    """The time of every local step beside the parts that depend on sizes."""
+    """The time of every local step beside what depends on sizes."""
     touch_seconds_per_byte: float = 0.0
-    """The time for each byte that a step moves through memory beside the matrix products."""
+    """The time for each byte that a step moves beside matrix products."""
     handle_seconds_per_byte: float = 0.0
     """The time for each byte that a transfer packs, unpacks or copies."""
     average_seconds_per_byte: float = 0.0
@@ -60,11 +60,9 @@ class Cluster:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
-        """FLOP/s of the slowest of these ranks."""
         return self.flops[0] if len(self.flops) == 1 else min(self.flops[ranks.start : ranks.stop])
 
     def check(self, ranks: int) -> None:
-        """Refuse a number of ranks for which FLOP/s are not given."""
         if len(self.flops) not in (1, ranks):
             raise ConfigError(
                 f"--flops has {len(self.flops)} numbers but there are {ranks} ranks; give one, or one each."

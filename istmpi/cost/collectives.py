@@ -1,24 +1,30 @@
 """The ways in which ranks send each other parameters, and the demand of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, in a network in
-which every rank sends and receives at full rate at the same time.
+Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, where every rank
+sends and receives at full rate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
 from istmpi.comm import STAGING_BYTES, ring
 from istmpi.comm.codec import Wire
 from istmpi.config import Run
-from istmpi.cost import compressed
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter
+from istmpi.engine.fragments import departures
 from istmpi.engine.layout import Owners, Replicated
+from istmpi.engine.packed_sizes import Largest, float4_bytes
 from istmpi.engine.route import Leg
+from istmpi.methods import spec_of
+
+PACKING, PICKING = 60, 65
+"""Copies of a network that take as long as to bring it to 4 bits and back, and to pick and pack its largest values."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +38,25 @@ class Load:
     busiest: Number
     """Bytes in or out of the busiest rank, whichever are more."""
     handled: Number = 0
-    """Bytes that the busiest rank copies on the way: packs, unpacks, or moves within its own memory."""
+    """Bytes that the busiest rank packs, unpacks or copies."""
     averaged: Number = 0
     """Bytes of copies that the busiest rank averages."""
     buffers: Number = 0
     """Bytes beside the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
-    """Fractions of the whole that are sent one after the other, each behind local steps."""
+    """Fractions that are sent one after the other, each behind local steps."""
     steps_behind: int = 0
     """Local steps behind which each part is sent."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A way of sending: its expected load and, if istmpi runs it, the exact bytes of a given round."""
+    """A way of sending: its expected load and, if istmpi runs it, exact bytes."""
 
     load: Callable[[Holdings], Load | None]
     """The load of one use; None where it is not used."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI to send the whole network in a form of method.wire: ``[rank]`` int64."""
-
-    def in_run(self, run: Run) -> "Collective":
-        return self
-
-
-@dataclass(frozen=True)
-class ByRun:
-    """A way of sending that follows from a run's settings."""
-
-    in_run: Callable[[Run], Collective]
+    """Bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
@@ -82,7 +78,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Count the way from holders to the next holders; values that stay are copied, and the whole network once more."""
+    """Count the way from holders to the next holders; values that stay are copied."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -97,7 +93,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads where units leave so many steps ``early``, and units that nobody trains leave before that."""
+    """Return IST's loads where units leave so many steps ``early``, and untrained ones before."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -130,11 +126,17 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
     return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
 
 
-def _share(held: Holdings) -> Load | None:
-    """Return a round's part of the ring that averages undealt parameters every so many rounds."""
+def _share(run: Run, held: Holdings) -> Load | None:
+    """Return a round's part of the mean of undealt parameters: round a ring, or of their largest changes."""
     if not held.shared_every:
         return None
-    load, every = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared)), held.shared_every
+    every = held.shared_every
+    if run.method.shared_wire == "top-k":
+        load = _largest(run).load(held, held.shared)
+        spec = spec_of(run.method.name)
+        every *= spec.moved(run) if spec.wire(run) == "float32" else 1  # slots stay where they are
+    else:
+        load = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared))
     return replace(
         load,
         sent=Fraction(load.sent, every),
@@ -168,59 +170,70 @@ def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) ->
 
 
 def _fragments(run: Run) -> Collective:
+    settings, full = run.method, run.method.differences == "full"
+    behind = spec_of(settings.name).delay(run)
+
+    def fragments(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> Iterator[tuple[dict, int]]:
+        for departure in departures(parameters, settings.fragments, settings.local_steps, behind):
+            sizes = {name: parameters[name].size(lengths) for name in departure.names}
+            yield sizes, parameters[departure.names[0]].itemsize
 
     def load(held: Holdings) -> Load:
-        fragments = compressed.totals(run, held.parameters, held.lengths, held.ranks)
-        total = sum(fragments)
+        sent = []
+        for sizes, itemsize in fragments(held.parameters, held.lengths):
+            elements = sum(sizes.values())
+            once = elements * itemsize if full else ring.once_round_of(elements, held.ranks, float4_bytes)
+            sent.append(2 * (held.ranks - 1) * once)
+        total = sum(sent)
         return Load(
             "allreduce",
             total,
-            messages=2 * (held.ranks - 1) * len(fragments),
+            messages=2 * (held.ranks - 1) * len(sent),
             busiest=Fraction(total, held.ranks),
-            handled=0 if run.method.differences == "full" else compressed.PACKING * held.network_bytes,
-            parts=tuple(Fraction(part, total) for part in fragments) if total else (1,),
-            steps_behind=compressed.steps_behind(run),
+            handled=0 if full else PACKING * held.network_bytes,
+            parts=tuple(Fraction(part, total) for part in sent) if total else (1,),
+            steps_behind=behind,
         )
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-        return np.array(compressed.fragments(run, parameters, owners.lengths, owners.ranks)).sum(axis=0)
+        ranks, each = owners.ranks, fragments(parameters, owners.lengths)
+        if full:
+            return np.array([ring.sent_bytes(*sizes, ranks) for sizes in each]).sum(axis=0)
+        return np.array([ring.sent_of(sum(sizes.values()), ranks, float4_bytes) for sizes, _ in each]).sum(axis=0)
 
     return Collective(load, sent)
 
 
 def _largest(run: Run) -> Collective:
 
-    def load(held: Holdings) -> Load:
-        message = compressed.largest(run, held.parameters, held.lengths)
-        busiest = (held.ranks - 1) * message
-        return Load(
-            "alltoallv",
-            held.ranks * busiest,
-            held.ranks - 1,
-            busiest,
-            handled=compressed.PICKING * held.network_bytes,
-            buffers=held.ranks * message,
-        )
+    def message(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
+        sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
+        return Largest.of(run.method).nbytes(sizes, next(iter(parameters.values())).itemsize)
+
+    def load(held: Holdings, parameters: Mapping[str, Parameter] | None = None) -> Load:
+        parameters = held.parameters if parameters is None else parameters
+        nbytes = message(parameters, held.lengths)
+        whole = sum(parameter.size(held.lengths) * parameter.itemsize for parameter in parameters.values())
+        busiest, handled = (held.ranks - 1) * nbytes, PICKING * whole
+        return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled, buffers=held.ranks * nbytes)
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-        message = compressed.largest(run, parameters, owners.lengths)
-        return np.full(owners.ranks, (owners.ranks - 1) * message)
+        return np.full(owners.ranks, (owners.ranks - 1) * message(parameters, owners.lengths))
 
     return Collective(load, sent)
 
 
 PULL = Collective(_pull, _spread)
-PUSH = Collective(_push, _averaged)
 HOP = Collective(_hop)
 
-COLLECTIVES = {
-    "pull": PULL,
-    "push": PUSH,
-    "hop": HOP,
-    "server": Collective(_server),
-    "share": Collective(_share),
-    "all-reduce": Collective(_ring, _reduced),
-    "all-gather": Collective(_all_gather, _gathered),
-    "fragments": ByRun(_fragments),
-    "largest": ByRun(_largest),
+COLLECTIVES: dict[str, Callable[[Run], Collective]] = {
+    "pull": lambda run: PULL,
+    "push": lambda run: Collective(_push, _averaged),
+    "hop": lambda run: HOP,
+    "server": lambda run: Collective(_server),
+    "share": lambda run: Collective(partial(_share, run)),
+    "all-reduce": lambda run: Collective(_ring, _reduced),
+    "all-gather": lambda run: Collective(_all_gather, _gathered),
+    "fragments": _fragments,
+    "largest": _largest,
 }

@@ -15,11 +15,11 @@ from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
 
 NORMALISATION_FLOPS = 20
-"""FLOPs for each unit and example: mean and variance 4, normalising 2, scale and shift 2; backward about 12."""
+"""FLOPs for each unit and example: 8 forward, about 12 backward."""
 FORWARD_NORMALISATION_FLOPS = 8
 """The part of them that the forward pass takes."""
 KEPT_OUTPUTS = 2
-"""Tensors for each product and example that the backward pass needs: the output, and its activation."""
+"""Tensors for each product that the backward pass needs: output and activation."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,22 @@ class Flops:
     """The FLOPs of one local step of one rank; multiply-add = 2."""
 
     products: Number
-    """Matrix products, convolutions and attention, forward and for the needed gradients, as PyTorch counts them."""
+    """Matrix products, forward and for the needed gradients, as PyTorch counts them."""
     first_input_gradient: Number
-    """The gradient of the network's input, which nobody needs; the paper's figures count it."""
+    """The gradient of the network's input, which the paper counts."""
     normalisation: Number
     optimizer: Number
     product_count: int
     lookups: Number = 0
-    """Sums of bags of rows of a table, and the gradients of these rows. PyTorch counts none of it."""
+    """Sums of bags of rows of a table, and their gradients; PyTorch counts none."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank, without its examples and without the process and its libraries."""
+    """Bytes of one rank, without its examples and the process itself."""
 
     owned: Number
-    """Owned rows with the optimizer state that rests there, on the rank with the most."""
+    """Owned rows with their optimizer state, on the rank with the most."""
     network: Number
     gradients: Number
     optimizer: Number
@@ -50,9 +50,9 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Networks beside the one that it trains: other ranks', or from before the round."""
+    """Networks beside the one that it trains."""
     evaluation: Number = 0
-    """Values that the evaluation of a whole graph makes, in the place of gradients and activations."""
+    """Values of a whole graph's evaluation, in the place of gradients and activations."""
 
     @property
     def total(self) -> Number:
@@ -67,7 +67,7 @@ class PartCost:
     flops: Flops
     memory: Memory
     touched: Number
-    """Bytes that pass through memory in a step beside the matrix products: optimizer, normalisation, activations."""
+    """Bytes that pass through memory in a step beside the matrix products."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,19 @@ class Cost:
     parts: list[PartCost]
     local_steps: int
     examples_per_step: Number
-    """Examples that all ranks consume in a step."""
     sends: int
     """Times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
     """The fraction of `received` that is sent."""
     tensors: int
-    """Tensors for every parameter in each of them: 1, and the optimizer state where it travels along."""
+    """Tensors for every parameter: 1, and the optimizer state that travels along."""
     start_bytes: Number
     """Bytes that the first round sends beyond a later one; fewer where negative."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
-    """The side of the images that it trains on, if they are downscaled; otherwise 0."""
+    """The side of downscaled images; otherwise 0."""
 
     @property
     def ranks(self) -> int:
@@ -107,16 +106,16 @@ class Cost:
 
     @property
     def received_elements(self) -> Number:
-        """Elements of a round as the paper counts: all that ranks receive to train on, one way, own ones included."""
+        """Elements of a round as the paper counts: one way, own ones included."""
         return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
-        """Bytes of a round as MPI counts them: all ranks' sendings to others, expected over deals."""
+        """Bytes of a round as MPI counts them, expected over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
-        """Count the bytes of so many rounds of this method from round ``first`` of a run on, its start included."""
+        """Count the bytes of so many rounds from round ``first`` on, its start included."""
         quiet = min(max(self.since - first, 0), rounds)
         return self.start_bytes + (rounds - quiet) * self.round_bytes
 
@@ -139,9 +138,8 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch among the ranks, as in the paper's Figure 2. ``examples``:
-    the number of training examples; without it a round has method.local_steps also for a method that counts in passes.
-    Raises ConfigError for an unknown method or a deal that cannot be made.
+    ``shared_batch``: synchronous methods divide train.batch, as in the paper. ``examples``: of training, for methods
+    that count in passes.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -158,7 +156,7 @@ def cost(
     made = optimizer_spec(run.optimizer)
     batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
     stored = len(spec.slots(run))
-    sends = [COLLECTIVES[name].in_run(run) for name in spec.sends]
+    sends = [COLLECTIVES[name](run) for name in spec.sends]
     early = spec.leaves_early(run, architecture, ranks)
     tensors = moved = spec.moved(run)
     wired, wire = held, spec.wire(run)
@@ -190,6 +188,7 @@ def cost(
             stays + 2 * bool(early)
         )
         copies += moved * staying * held.shared_bytes
+        copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
         inside = batch * Fraction(architecture.nodes[0])
         parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
@@ -204,7 +203,7 @@ def cost(
         loads=loads,
         sent_part=spec.sent_part(run),
         tensors=tensors,
-        start_bytes=(1 + stored) * sum(COLLECTIVES[name].load(held).sent for name in spec.sends_at_start) + first,
+        start_bytes=(1 + stored) * sum(COLLECTIVES[name](run).load(held).sent for name in spec.sends_at_start) + first,
         since=spec.sends_since(run),
     )
 
@@ -216,11 +215,7 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """Return the cost of each of the methods that a run uses, one after the other, with its number of rounds.
-
-    ``smaller``: the networks for images of other sides, where the run trains on some first. ConfigError for a method
-    that istmpi cannot train with, or a deal that cannot be made.
-    """
+    """Return the cost of each of a run's methods, with its number of rounds; ``smaller``: networks for other images."""
     for name, _ in run.phases():
         spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
     if smaller is None:

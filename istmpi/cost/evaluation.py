@@ -2,12 +2,8 @@
 
 Weights come to the examples (*gathered*) or examples to the weights (*sharded*: a leaf keeps the rows that its ranks
 own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations of
-training, which are free meanwhile.** As far as that leaves a choice, each leaf sends as few bytes as it can. All ranks
-pass the same examples if any leaf is sharded; otherwise each passes its share of them, so that fewer bytes are no
-reason to shard where that would take longer (`FLOPS_A_BYTE`).
-
-Local examples stay on their rank: a sharded leaf's rows come to them in every pass, one owner's at a time, so that
-memory alone decides. The values of a pass (`pass_bytes`) are not counted there.
+training, which are free meanwhile.** Else each leaf sends as few bytes as it can, unless it takes longer that all ranks
+then pass the same examples (`FLOPS_A_BYTE`). A sharded leaf's rows come to local examples, one owner's at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +16,13 @@ from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
 from istmpi.cost.whole_graph import whole_graph_bytes
-from istmpi.engine.axes import Parameter
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
 
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""
 FLOPS_A_BYTE = 100
-"""The FLOPs of a rank in the time in which it sends a byte: 10 GFLOP and 100 MB a second."""
+"""The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
 COUNT = 8
 """Bytes of the number of values that a unit's moments are taken over."""
 RANKED = 8 * Ranking.size
@@ -41,7 +36,7 @@ class Weights:
     nbytes: int
     gathered: int
     sharded: int
-    """Bytes where they are sharded, in all passes; an upper bound for tables whose rows are looked up."""
+    """Bytes where they are sharded; an upper bound for tables."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +47,15 @@ class EvaluationPlan:
     gathered_bytes: int
     room: Number
     sent: int
-    """Bytes that all ranks hand to MPI in calibration and test; with local examples only what is gathered."""
+    """Bytes that all ranks send; with local examples what is gathered."""
     by_units: bool = False
-    """True for a graph whose layers have their units spread over the ranks (`istmpi.evaluation.spread_units`)."""
+    """True for a graph whose layers have their units spread over ranks."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that every phase of training takes on every rank, and that are free during an evaluation.
+    """Bytes that training takes on every rank, and that are free during an evaluation.
 
-    For local graphs only gradients count: all ranks must find the same number, and activations depend on a rank's own
-    graph.
+    For local graphs only gradients count: activations depend on a rank's own graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
@@ -69,19 +63,16 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
 
 
 MOST_LOGITS = 2**26
-"""Logits of a pass over windows of text, or rows of very many labels, if it has more than one: 256 MiB."""
+"""Logits of a pass over windows or sparse rows, if it has more than one."""
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the windows of text, or sparse rows, of a pass: at most ``batch``, each with ``logits`` logits."""
+    """Return the windows of text, or sparse rows, of a pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that a pass of an evaluation makes at least: its examples, and the widest outputs before and behind a norm.
-
-    A residual block, with the stream beside it, takes up to 2.5 times as much.
-    """
+    """Bytes that a pass makes at least: its examples, and the widest outputs before and behind a norm."""
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
@@ -103,12 +94,12 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """Plan an evaluation on so many ranks, with ``room`` for gathered weights.
+    """Plan an evaluation with ``room`` for gathered weights and so many examples in each of its ``passes``.
 
-    ``passes``: the number of examples of each batch, the calibration's first. ``spread``: a sharded
-    head sends only its highest outputs (`istmpi.multilabel.Parts`), and nothing in a calibration.
+    ``spread``: a sharded head sends only its highest outputs, and nothing in a calibration.
     """
-    sizes = {name: _nbytes(parameter, architecture) for name, parameter in architecture.parameters.items()}
+    parameters = architecture.parameters.items()
+    sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
     if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
@@ -121,9 +112,11 @@ def evaluation_plan(
         if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
             kept = []
         gathered = everything - sum(weights.nbytes for weights in kept)
-        others = sorted(
-            (weights for weights in choices if weights not in kept), key=lambda weights: _price(weights, local)
-        )
+
+        def price(one: Weights) -> tuple[Number, str]:
+            return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
+
+        others = sorted((weights for weights in choices if weights not in kept), key=price)
         for weights in others:
             if gathered <= room:
                 break
@@ -162,8 +155,10 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     if made + whole_graph_bytes(architecture, 1) <= room:
         sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
         return EvaluationPlan(frozenset(), made, room, sent)
-    last = {name for names in architecture.leaves.values() for name in names if _makes_outputs(architecture, name)}
-    sharded = frozenset(name for names in architecture.leaves.values() for name in names) - last
+    names_of_leaves = [name for names in architecture.leaves.values() for name in names]
+    rows_of = {name: architecture.parameters[name].pattern.axes[0] for name in names_of_leaves}
+    last = {name for name, axis in rows_of.items() if not axis.names}  # they make the outputs
+    sharded = frozenset(names_of_leaves) - last
     whole = sum(size for name, size in sizes.items() if name not in sharded)
     sent = (ranks - 1) * whole
     for path, names in architecture.leaves.items():
@@ -174,14 +169,6 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     sums = 2 * len(architecture.normalised) * nodes
     sent += ranks * (ranks - 1) * sums * itemsize
     return EvaluationPlan(sharded, whole, room, sent, by_units=True)
-
-
-def _makes_outputs(architecture: Architecture, name: str) -> bool:
-    return not any(factor.name for factor in architecture.parameters[name].pattern.axes[0].factors)
-
-
-def _price(one: Weights, local: bool) -> tuple[Number, str]:
-    return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
 
 
 def _choices(
@@ -212,7 +199,7 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """Count the bytes that all ranks hand to MPI for a sharded leaf in a forward pass over so many examples."""
+    """Count the bytes that all ranks send for a sharded leaf in a forward pass."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:
@@ -225,7 +212,3 @@ def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int
             outputs *= ranks
         total += (ranks - 1) * outputs * parameter.itemsize
     return total
-
-
-def _nbytes(parameter: Parameter, architecture: Architecture) -> int:
-    return parameter.size(architecture.lengths) * parameter.itemsize

@@ -1,7 +1,7 @@
-"""Counts who holds how much of every parameter, in closed form: no loop over ranks, and no number overflows.
+"""Counts who holds how much of every parameter, in closed form, without a loop over ranks.
 
 A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). Where whole
-blocks are dealt (``blocks[3]``) a rank holds one or not; sizes are then expected ones, as exact fractions.
+blocks are dealt (``blocks[3]``) sizes are expected ones, as exact fractions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class Part:
-    """The network, of these lengths, that each of some neighbouring ranks trains in a round."""
+    """The network that each of some neighbouring ranks trains in a round."""
 
     ranks: range
     lengths: Mapping[str, Number]
@@ -29,27 +29,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """The odds of an element's holders in the round before, which are those of the round after, too.
-
-    Elements that do not stay with their holders come from their owners: nobody held them.
-    """
+    """The odds of an element's holders in the round before, or after. Elements that nobody held come from owners."""
 
     nobody: Number
     others: Number
-    """The odds that another rank than the present holder held it."""
+    """The odds that another rank held it."""
 
 
 class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units of every group. ``least``: the least
-    number of a group's units for each rank (`istmpi.engine.partition`). ``members``: the number of ranks that take part
-    in a round, drawn at random, so that sizes over all ranks are expected ones. ``redeal``: the fraction of units that
-    change places in the next deal; None where all are flushed to their owners between two rounds. ``shared_every``: the
-    number of rounds after which ranks take the mean of undealt parameters; 0 where they are flushed, too. ``wire``: the
-    form of values that travel. Traffic then includes the ``slots`` of each parameter and the scales of all messages.
-
-    Raises ConfigError for a deal that cannot be made.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the least units of a group
+    for each rank. ``members``: ranks that take part in a round. ``redeal``: the fraction of units that change places;
+    None where all are flushed. ``shared_every``: rounds between means of undealt parameters, or 0. ``wire``: the form
+    of values that travel, with the ``slots`` of each parameter. ConfigError for a deal that cannot be made.
     """
 
     def __init__(
@@ -102,23 +95,22 @@ class Holdings:
         return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
 
     def owner_bytes(self, part: Part) -> Number:
-        """Count the bytes that each of these ranks gets from owners before a round and flushes after it: expected."""
-        total: Number = 0
-        for parameter, itemsize, scales in self._travelling:
-            nobody = self.origin(parameter, part).nobody
-            total += parameter.size(part.lengths) * itemsize * nobody + scales * self.ranks * (nobody > 0)
-        return total
+        """Count the bytes that each of these ranks gets from owners, and flushes: expected."""
+        return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
-        """Count the bytes that each of these ranks gets from the ranks that held them in the round before: expected."""
+        """Count the bytes that each of these ranks gets from former holders: expected."""
+        return self._arriving(part, "others", self.ranks - 1)
+
+    def _arriving(self, part: Part, origin: str, messages: int) -> Number:
         total: Number = 0
         for parameter, itemsize, scales in self._travelling:
-            others = self.origin(parameter, part).others
-            total += parameter.size(part.lengths) * itemsize * others + scales * (self.ranks - 1) * (others > 0)
+            odds = getattr(self.origin(parameter, part), origin)
+            total += parameter.size(part.lengths) * itemsize * odds + scales * messages * (odds > 0)
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Return the former holders, in the round before, of an element that each of these ranks holds now."""
+        """Return the odds of former holders of an element of these ranks."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -139,7 +131,7 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Every tensor that travels, with the bytes of a value and the number of its scales in a message."""
+        """Every tensor that travels, with bytes a value and scales a message."""
         tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
@@ -151,7 +143,7 @@ class Holdings:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Count the bytes of these parameters, once, as they travel round a ring."""
+        """Count the bytes of these parameters once, as they travel round a ring."""
         if self._wire == "float32":
             return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in parameters.values())
         travelling = self.with_slots(parameters)
@@ -188,7 +180,7 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """Bytes that all ranks get from owners other than themselves: expected over deals."""
+        """Bytes that all ranks get from other owners: expected."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
@@ -205,7 +197,7 @@ class Holdings:
 
     @cached_property
     def served_bytes(self) -> Fraction:
-        """Bytes that all ranks together get from the owner that has the most rows."""
+        """Bytes that all ranks get from the owner with the most rows."""
         served = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
@@ -224,14 +216,13 @@ class Holdings:
 
     @property
     def shared(self) -> dict[str, Parameter]:
-        """The parameters that are not dealt out."""
         return {
             name: parameter for name, parameter in self.parameters.items() if not parameter.pattern.dealt(self.groups)
         }
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Bytes of the copies of undealt parameters that the owner with the most rows receives; 0 on one rank."""
+        """Bytes of copies of undealt parameters that the owner with the most rows receives."""
         if self.members == 1:
             return 0
         apart, total = {*self.groups} - self.overlapping.keys(), 0
@@ -249,19 +240,8 @@ class Holdings:
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that a participating rank trains, and so an example: the mean over ranks."""
+        """The fraction of the network that an example trains: the mean over ranks."""
         return Fraction(self.held_elements) / self.members / self.network_elements
-
-    @cached_property
-    def trained_share(self) -> Fraction:
-        """The fraction of the network's elements that some rank trains in a round."""
-        trained, apart = Fraction(0), {*self.groups} - self.overlapping.keys()
-        for parameter in self.parameters.values():
-            if parameter.pattern.dealt(apart):  # otherwise some rank has it, or all do
-                trained += sum(len(part.ranks) * parameter.size(part.lengths) for part in self.parts)
-            else:
-                trained += parameter.size(self.lengths)
-        return trained / self.network_elements
 
 
 def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:

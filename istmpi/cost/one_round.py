@@ -17,16 +17,13 @@ from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
 
 MOST_WORK = 10**8
-"""The most work, as rounds times pairs of ranks times units, for exact sums; it takes two or three seconds."""
+"""The most work, rounds times pairs of ranks times units, for exact sums."""
 
 
 def run_bytes(
     run: Run, architecture: Architecture, ranks: int, smaller: Mapping[int, Architecture] | None = None
 ) -> int | None:
-    """Return the bytes that all ranks hand to MPI in a whole run of its seed; None where they are not known exactly.
-
-    ``smaller``: networks for images of other sides, where the run trains on some first.
-    """
+    """Return the bytes that all ranks send in a whole run of its seed; None where they are not known exactly."""
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
     names = {name for name, _ in run.phases()}
     if isinstance(run.method.shares, str) or "dynamic-averaging" in names or work > MOST_WORK:
@@ -53,10 +50,9 @@ def round_bytes(
     shares: Shares | None = None,
     fresh: bool | None = None,
 ) -> list[int]:
-    """Return the bytes that each rank hands to MPI in a round, for its deal, perhaps with other ``shares``.
+    """Return the bytes that each rank sends in a round, for its deal, perhaps with other ``shares``.
 
-    ``fresh``: whether it is the first round of its method in a job, by default round 0. For dynamic averaging it is a
-    round in which all ranks average. Only for methods that istmpi runs.
+    ``fresh``: whether it is the first round of its method in a job.
     """
     route, moved = _route(run, architecture, ranks, shares)
     return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()
@@ -74,7 +70,7 @@ def _sent(
         sent += leg_bytes(Leg("pull", everything, route.owners, route.deal(round)), ranks, architecture.lengths)
     if round >= spec.sends_since(run):
         for name in spec.sends:
-            sent += spec.sends_in_a_round(run) * COLLECTIVES[name].in_run(run).sent(moved, route.owners, spec.wire(run))
+            sent += spec.sends_in_a_round(run) * COLLECTIVES[name](run).sent(moved, route.owners, spec.wire(run))
     return sent
 
 

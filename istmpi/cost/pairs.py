@@ -8,6 +8,7 @@ from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
+from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
 from istmpi.engine.wire import form_of, forms_of, scales_of
@@ -22,7 +23,7 @@ def pair_bytes(
 ) -> np.ndarray:
     """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
 
-    ``exclude``: a deal; of what it deals out only those elements move that no rank has in it. ``wire``: method.wire.
+    ``exclude``: a deal; of what it deals out only elements move that no rank has in it.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():
@@ -42,10 +43,12 @@ def pair_bytes(
 
 
 def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
+    elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
+    itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
+    if isinstance(leg.wire, Largest):
+        return np.full(ranks, (ranks - 1) * leg.wire.nbytes([*elements.values()], itemsize))
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
-        elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
-        itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind)
     return pairs.sum(axis=1) - pairs.diagonal()

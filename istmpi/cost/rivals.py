@@ -19,7 +19,6 @@ RIVALS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def counted(name: str) -> MethodSpec:
-    """Return the method or rival of a name; ConfigError with the nearest name when there is none."""
     methods = METHODS | RIVALS
     if name not in methods:
         raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, methods)}")

@@ -9,7 +9,7 @@ from istmpi.config import Run
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.counts import Cost, cost
 from istmpi.cost.rivals import counted
-from istmpi.cost.time import epoch_seconds, round_time
+from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
 FIGURE_2 = {"model.hidden": (4000, 4000, 4000), "model.norm": "none", "train.batch": 512, "method.local_steps": 10}
@@ -31,11 +31,8 @@ class Scenario:
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
-    def seconds(self, method: str, ranks: int) -> float:
-        return epoch_seconds(self.cost(method, ranks), self.cluster, self.examples)
-
     def alone(self) -> float:
-        """Return the seconds of an epoch of plain SGD in one process, which sends and packs nothing."""
+        """Return the seconds of an epoch of plain SGD in one process."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
@@ -43,7 +40,7 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Say whether a method can be used: one that deals needs something to deal out, unless the run says nothing."""
+        """Say whether a method has something to deal out, if it deals."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
@@ -67,7 +64,6 @@ def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> 
 
 
 def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
-    """Return an architecture that costs as much as this one with other full lengths."""
     other = copy(architecture)
     other.lengths = lengths
     return other
@@ -89,15 +85,12 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "examples_per_step": examples,
         # The paper counts so: one way, own elements included.
         "received_floats_per_step": received / steps,
-        "received_floats_per_step_and_rank": received / steps / ranks,
         "sent_bytes_per_step": plan.round_bytes / steps,
         "sent_bytes_per_step_and_rank": plan.round_bytes / steps / ranks,
         "sent_bytes_per_round": plan.round_bytes,
         "sent_bytes_at_start": plan.start_bytes,
         "flops_per_step": products,
-        "flops_per_example": products / examples,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
-        "trained_share_per_round": plan.held.trained_share,
         "memory_bytes": largest.memory.total,
         **{
             f"memory_{name}_bytes": getattr(largest.memory, name)

@@ -12,7 +12,7 @@ from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
-"""The backward pass's part of a step's time; buckets that are sent during it hide behind it."""
+"""The backward pass's part of a step, behind which buckets hide."""
 COMPUTING = 0.95
 """The fraction of its time that a rank shall compute."""
 
@@ -28,7 +28,6 @@ class RoundTime:
 
 
 def step_seconds(part: PartCost, cluster: Cluster) -> float:
-    """Return the seconds of a local step of the slowest of these ranks."""
     return (
         float(part.flops.products) / cluster.speed(part.part.ranks)
         + part.flops.product_count * cluster.product_seconds
@@ -39,7 +38,7 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A sending at one time: seconds that it takes at any rate, bytes of the busiest rank, and time that hides it."""
+    """A sending: seconds at any rate, bytes of the busiest rank, and time that hides it."""
 
     fixed: float
     nbytes: float
@@ -72,10 +71,7 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """Return the least rate, in bits a second each way, at which a rank computes that part of its time; no latency.
-
-    It is infinite where no rate is enough, and 0 where nothing is sent.
-    """
+    """Return the least rate, in bits a second each way, at which a rank computes that part of its time."""
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends
@@ -97,6 +93,5 @@ def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:
-    """Return the time in which all ranks together consume so many examples."""
     rounds = examples / float(cost.local_steps * cost.examples_per_step)
     return rounds * round_time(cost, cluster).total

@@ -5,13 +5,12 @@ from collections import Counter
 from istmpi.models.architecture import Architecture
 
 GATHERED = 2**24
-"""Numbers of a whole graph's nodes that are gathered at a time for a product, where units are spread over ranks."""
+"""Numbers of nodes that are gathered at a time, where units are spread over ranks."""
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks.
-
-    These are the input and all products of the widest layer; a sum over neighbours takes the place of the input.
+    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks:
+    the input and all products of the widest layer.
     """
     nodes = architecture.nodes[1]
     if not nodes:

@@ -28,7 +28,6 @@ class Labels:
 
     @property
     def rows(self) -> torch.Tensor:
-        """The example that each of ``columns`` belongs to."""
         import torch
 
         return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.counts)
@@ -47,7 +46,6 @@ class Batch:
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
-        """Return the batch on a device, its inputs of floats in a type."""
         targets = self.targets
         targets = targets.to(device) if hasattr(targets, "to") else mapped(lambda x: x.to(device), targets)
         return Batch(inputs_to(self.inputs, device, dtype), targets, self.examples)

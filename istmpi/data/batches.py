@@ -1,4 +1,4 @@
-"""A stream's endless sequence of batches, any of which can be computed at any time."""
+"""The batches of a stream, any of which can be computed at any time."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,10 +10,9 @@ from istmpi.data.dataset import Split
 
 
 class Batches:
-    """Batch ``step`` of a stream as a pure function of (seed, stream, step).
+    """The batches of a stream: its ``rows`` [n] in a fresh order on every pass, the passes laid end to end.
 
-    The stream runs through ``rows`` [n] in a fresh order on every pass, the passes laid end to end; batch k is
-    positions k * batch .. (k + 1) * batch - 1 of that. There is no state to store: a resumed run asks for its step.
+    Batch k is positions k * batch .. (k + 1) * batch - 1 of that, a pure function of (seed, stream, step).
     """
 
     def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
@@ -27,10 +26,8 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return a batch; where the split says so, a thread begins to read those behind it.
-
-        What fails in the thread is raised at the step that wants the batch.
-        """
+        """Return a batch; a thread reads those behind it where the split says so, and its errors are raised at their
+        step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -51,11 +48,10 @@ class Batches:
 
     @property
     def in_a_pass(self) -> int:
-        """The batches of a pass, where the last one may be smaller."""
         return -(-len(self._rows) // self.batch)
 
     def of_pass(self, number: int, place: int) -> Batch:
-        """Return batch ``place`` of a pass that is taken by itself: its last batch is the rest."""
+        """Return batch ``place`` of a pass, whose last batch is the rest."""
         rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 

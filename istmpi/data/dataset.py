@@ -22,28 +22,19 @@ from istmpi.tasks import TASKS, Task
 
 SPLITS = ("train", "test", "validation")
 """Every data set has the first two."""
-NAMES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val")}
-"""The names of splits in arrays, masks and files of tables."""
 WORDS = {
-    "train": (*NAMES["train"], "training", "trn"),
-    "test": (*NAMES["test"], "testing", "tst"),
-    "validation": (*NAMES["validation"], "dev"),
+    "train": ("train", "training", "trn"),
+    "test": ("test", "testing", "tst"),
+    "validation": ("validation", "valid", "val", "dev"),
 }
-"""The names of splits in folders, and as words in the names of other files."""
-_CONVENTIONS = {
-    "counted_from": "its features were counted from {}, but from {}",
-    "type": "its features are {}, but {}",
-}
+"""The names of splits: of folders and files, or words in these, and of arrays."""
+_CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
 class Split(ABC):
-    """Examples of one kind of data, read by number.
-
-    A kind of data is a class; by default its examples have no label of their own, no shape and no normalisation.
-    """
+    """Examples that are read by number; by default without labels, shape and normalisation."""
 
     ahead = 0
-    """The number of batches to read ahead of the step that takes them."""
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -55,25 +46,10 @@ class Split(ABC):
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets without reading inputs, [n] int64, or [n, outputs] float32 or uint8; read-only."""
+        """Return all targets, [n] int64, or [n, outputs] float32 or uint8; read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
-    def normalised_by(self, normalisation: Normalisation | None) -> Split:
-        """Return the same examples with another normalisation; None: as they are stored."""
-        assert normalisation is None
-        return self
-
     def reshaped(self, shape: tuple[int, ...]) -> Split:
-        return self
-
-    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
-        """Return the same examples, with numbers to predict less a mean and divided by a deviation."""
-        assert targets is None, targets
-        return self
-
-    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> Split:
-        """Return the same examples, with the offset ``here``, not ``there``, subtracted from numbers to predict."""
-        assert there is here is None, (there, here)
         return self
 
     def resized(self, side: int) -> Split:
@@ -83,15 +59,12 @@ class Split(ABC):
 
     @abstractmethod
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Return two parts without a common example: training examples, and a fraction drawn by a seed.
-
-        Nothing is copied but labels. ConfigError where one would be empty.
-        """
+        """Return training examples and a fraction of them that a seed draws; nothing is copied but labels."""
 
     @property
     @abstractmethod
     def features_checksum(self) -> int:
-        """CRC-32 of the inputs without what is random in them, or of a sample that is the same everywhere."""
+        """CRC-32 of the inputs before augmentation, or of a sample that is the same everywhere."""
 
     @cached_property
     def labels_checksum(self) -> int:
@@ -101,7 +74,6 @@ class Split(ABC):
 def checksum_of(
     rows: np.ndarray, read: Callable[[np.ndarray], Iterable[np.ndarray]], step: int = 64, first: int = 0
 ) -> int:
-    """Return the CRC-32 of the arrays of some rows, so many at a time, behind a ``first`` one."""
     checksum = first
     for start in range(0, len(rows), step):
         for array in read(rows[start : start + step]):
@@ -117,13 +89,13 @@ def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether examples of two shapes have the same features in the same order; axes of length 1 are free."""
+    """Return whether two shapes have the same features in the same order; axes of length 1 are free."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe where two conventions of reading (``Dataset.reading``) differ; a source without one agrees with any."""
+    """Describe where two conventions of reading differ; a source without one agrees with any."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -135,8 +107,9 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     return f"feature {number} is {here}, but {there}"
 
 
-def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> None:
-    """Raise DataError for features x [b, features] that are not finite in float32; ``first`` numbers these examples."""
+def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
+    """Raise DataError for features x [b, features] that are not finite in float32; rows are named ``what``, numbered
+    from ``first`` on."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -144,7 +117,7 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
     if not finite.all():
         row, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: {split} example {first + row} has {x[row, feature]} as feature {feature}; every feature must "
+            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; every feature must "
             "be finite, as a float32 is up to 3.4e38. Remove, fill or scale such examples first."
         )
 
@@ -153,9 +126,8 @@ def require_finite(x: np.ndarray, split: str, source: str, first: int = 0) -> No
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is that of an example, channels first, [features] where there is no structure. ``outputs`` counts the
-    classes, or the numbers to predict. ``kind`` is that of `istmpi prepare`. The splits apply ``mean`` and ``std``
-    [features].
+    ``shape`` is that of an example, channels first; ``outputs`` counts the classes, or the numbers to predict. The
+    splits apply ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -173,22 +145,18 @@ class Dataset:
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
     assumed: tuple[str, ...] = ()
-    """Decisions that the data do not settle, for an .npz that is used directly; `istmpi prepare` reports its own."""
+    """Decisions that an .npz, used directly, does not settle."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     offset: np.ndarray | None = None
-    """``[features]`` float64 that examples are less than in the source; None where float32 does without."""
+    """``[features]`` float64 that examples are less than in the source; ``target_offset`` [outputs] likewise."""
     target_offset: np.ndarray | None = None
-    """``[outputs]`` float64, likewise of numbers to predict."""
     own_task: type[Task] | None = None
-    """The loss and score of the user's, where ``task`` names no other."""
     network: type | None = None
-    """The class of the network, where a program gave it."""
     example: tuple[Any, ...] | None = None
-    """The inputs of a batch that no kind of data describes, perhaps trees: networks are tried on them."""
+    """The inputs of a batch that no kind of data describes, perhaps trees."""
 
     @property
     def scoring(self) -> type[Task]:
-        """The loss and the score."""
         return self.own_task or TASKS[self.task]
 
     @property
@@ -204,7 +172,6 @@ class Dataset:
         return self.splits["test"]
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
-        """Return the data with another normalisation, such as that of other training data; None: as stored."""
         mean, std, offset = normalisation or (None, None, self.offset)
         return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
 
@@ -212,7 +179,6 @@ class Dataset:
         return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        """Return the data, with targets of batches less a mean and divided by a deviation, or as they are."""
         return replace(self._with("standardised", targets), targets=targets)
 
     def reshaped(self, shape: tuple[int, ...]) -> Dataset:
@@ -230,4 +196,9 @@ class Dataset:
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     def _with(self, method: str, *arguments: Any) -> Dataset:
-        return replace(self, splits={name: getattr(split, method)(*arguments) for name, split in self.splits.items()})
+        """Change each split by its method; those of a kind that has none stay as they are."""
+        splits = self.splits.items()
+        return replace(
+            self,
+            splits={name: getattr(split, method, lambda *_, same=split: same)(*arguments) for name, split in splits},
+        )

@@ -1,4 +1,4 @@
-"""Guards of mapped rows: checksums of blocks, compared when first read; pages that are let go."""
+"""Guards of mapped rows: checksums of blocks, compared when first read."""
 
 import mmap
 import zlib
@@ -11,17 +11,17 @@ from istmpi.errors import DataError
 from istmpi.hdf5 import differs
 
 BLOCK = 2**16
-"""Bytes of a block, about: a system reads as much ahead anyway when a page of a map is touched."""
+"""Bytes of a block, about: as much as a system reads ahead."""
 
 
 def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Return the first row of each block of so many rows, and the one behind its last."""
+    """Return the first row of each block, and the one behind its last."""
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
     return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 
 
 class FirstRead:
-    """Compares a block of the rows of x with its checksum before one of them is read for the first time."""
+    """Compares a block of the rows of x with its checksum before it is read for the first time."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
         self._x, self._expected = x.view(np.ndarray), expected
@@ -30,7 +30,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Expect ``length`` rows, or each its own number, to be read from ``rows`` on; DataError for damage."""
+        """Expect ``length`` rows to be read from each of ``rows`` on; DataError for damage."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
@@ -47,15 +47,11 @@ class FirstRead:
 
 
 KEPT = 2**31
-"""Bytes of a map up to which a process keeps its pages. To map a row anew takes some 10 µs."""
+"""Bytes of a map up to which a process keeps its pages."""
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, together with letting go of the pages of a large map: a process has those of the last batch.
-
-    They stay in the system's cache of files. But a process that keeps them seems to grow with its data, and is ended by
-    whoever counts its resident memory.
-    """
+    """Return ``before``, and for a large map let go of its pages, with which a process seems to grow."""
     if x.nbytes <= KEPT:
         return before
 

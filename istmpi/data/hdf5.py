@@ -5,30 +5,28 @@
     /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
     /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
 
-The other datasets are described in file.py of each kind: istmpi/data/dense, text, sparse, graph. Every dataset is
-contiguous and little-endian. So the reader opens the file only to learn where the rows lie, closes it, and leaves the
-rest to the memory map: no lock, no HDF5 call and no chunk cache on the training path. Everything but `MAPPED` is
-checked when the file is opened, a block of these when one of its rows is read for the first time. Files of version 1
-have no checksums.
+The other datasets are described in dense/file.py and in split.py of text, sparse and graph. Every dataset is
+contiguous and little-endian: the file is opened to learn where the rows lie, closed, and mapped. Everything but
+`MAPPED` is checked when it is opened, a block of these when one of its rows is read for the first time. Files of
+version 1 have no checksums.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.dense.file import open_examples
-from istmpi.data.graph.file import open_graph
+from istmpi.data.graph.split import open_graph
 from istmpi.data.guard import FirstRead, letting_go
-from istmpi.data.sparse.file import open_rows
-from istmpi.data.text.file import open_text
+from istmpi.data.sparse.split import open_rows
+from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
 from istmpi.foreign import reason
@@ -51,19 +49,19 @@ from istmpi.hdf5 import (
 from istmpi.tasks import TASKS
 
 READABLE = (1, 2)
-OPEN: dict[str, Callable[["PreparedFile"], Dataset]] = {
+Opened = tuple[dict[str, Split], dict[str, Any]]
+OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "numbers": open_examples,
     "text": open_text,
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
-"""The kinds of data, as the ``inputs`` of tasks name them: each a folder with prepare, file, split and predict."""
 MAPPED = ("x", "tokens", "indices", "data")
-"""Datasets that may be large: checked block by block as they are read, all others when the file is opened."""
+"""Datasets that may be large, and are checked as they are read."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """Return the data set of a prepared file, its rows memory-mapped; DataError in one line for anything else."""
+    """Return the data set of a prepared file, memory-mapped; DataError in one line for anything else."""
     with prepared_file(path) as file:
         return file.dataset
 
@@ -93,8 +91,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class PreparedFile:
-    """An open prepared file, checked against the format and mapped."""
-
     def __init__(self, path: Path, file: h5py.File):
         self._path, self._file = path, file
         self._size = path.stat().st_size
@@ -108,7 +104,7 @@ class PreparedFile:
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
-        """Yield what is wrong with the contents, one line each; ``read`` gets the numbers of bytes as they are read."""
+        """Yield what is wrong, one line each; ``read`` gets numbers of bytes."""
         with _reading(self._path):
             yield from checksum_errors(self._file, read=read)
 
@@ -128,24 +124,21 @@ class PreparedFile:
         task = self.text("task")
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
-        dataset = replace(OPEN[TASKS[task].inputs](self), reading=self._conventions())
+        splits, facts = OPEN[TASKS[task].inputs](self)
+        reading = dataset_at(self._file, READING)
+        facts["reading"] = {} if reading is None else json.loads(reading[()].tobytes())
+        facts |= {"outputs": self.outputs, "classes": self.names("classes")}
+        facts |= {"source": self.text("source"), "kind": self.text("kind")}
+        if "shape" not in facts:
+            facts["shape"] = self.shape
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}; prepare or copy it again")
-        return dataset
-
-    def _conventions(self) -> dict[str, Any]:
-        dataset = dataset_at(self._file, READING)
-        return {} if dataset is None else json.loads(dataset[()].tobytes())
+        return Dataset(splits, task, **facts)
 
     @property
     def splits(self) -> list[str]:
         return [name for name in SPLITS if name != "validation" or self._file.id.links.exists(name.encode())]
-
-    def guard(self, name: str, x: np.memmap) -> Callable[..., None] | None:
-        """Return a function for the rows of a dataset before they are read; None where there is no need."""
-        expected = expected_checksums(self._file, name)
-        return letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,12 +156,16 @@ class PreparedFile:
         return None if dataset is None else tuple(dataset.asstr()[()])
 
     def mapped(self, name: str) -> np.memmap:
-        """Return a dataset as a read-only memory map, once it is where the format says."""
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):
             raise self.error(f"has {name}, which {problem}; prepare or copy it again")
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
+
+    def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
+        """Return a mapped dataset, and what learns of its rows before they are read."""
+        x, expected = self.mapped(name), expected_checksums(self._file, name)
+        return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
     def attribute(self, name: str, *default: object) -> object:
         if name not in self._file.attrs and not default:

@@ -1,19 +1,19 @@
-"""The test split of data that come without one, and the validation split that a run asks for."""
+"""The test split of data without one, and the validation split of a run."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from istmpi import rng
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 
 ONE_IN = 5
 ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Return which of ``count`` examples are test examples: [count] bool, one in five, a fixed function of its
-    arguments.
-
-    With ``labels`` [count] every class gives its own fifth. Of two examples on, both splits have at least one.
+    """Return which of ``count`` examples are for testing: [count] bool, one in five, of each class with ``labels``
+    [count].
     """
     order = rng.permutation(count, rng.key("held out", count))
     if labels is not None:
@@ -23,12 +23,23 @@ def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
     return mask
 
 
-def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the examples that stay, and of a fraction that is held out, drawn by a seed; both
-    ascending.
+def with_test(
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return x and y of each split; where there is only ``""`` one in five is a test example."""
+    if "" in splits:
+        x, y = splits[""]
+        test = held_out(len(y), y if by_class else None)
+        splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
+    for split, (_, y) in splits.items():
+        if not len(y):
+            raise DataError(f"{source} has no {split} examples; it needs at least one.")
+    return dict(splits)
 
-    With ``labels`` [count] int64 every class gives its share.
-    """
+
+def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``; both
+    ascending."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -1,10 +1,8 @@
 """The meaning of a column of labels: classes, several labels, or numbers to predict."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from istmpi.data.files.notes import Notes, first_of
+from istmpi.data.files.decoder import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
@@ -18,10 +16,9 @@ def read_labels(
 ) -> tuple[str, tuple[str, ...] | None, Parts]:
     """Return the task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
-    Without ``task``, a string, boolean or integer is a class, so is the place of the only 1 in a row of [n, outputs] of
-    0 and 1; other such matrices are several labels an example, and all else is regression. Classes are numbered in the
-    order of their values, over all splits. y is [n] int64, or [n, outputs]: uint8 of several labels, or numbers that
-    are finite in float32, in the type that they came in.
+    Without ``task``, a string, boolean or integer is a class, as is the place of the only 1 in a row of 0 and 1; other
+    such matrices are several labels an example, all else is regression. y is [n] int64, or [n, outputs]: uint8 of
+    several labels, or finite numbers in their own type.
     """
     tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
     if not decided and task not in tasks:
@@ -62,7 +59,7 @@ def read_labels(
 
 
 def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
-    """Return labels, with names as text without white space at their ends; DataError for an empty one."""
+    """Return labels, names without white space at their ends; DataError for an empty one."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels
@@ -80,7 +77,6 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
 
 
 def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the class names, and the class number of each label."""
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
             raise DataError(
@@ -124,7 +120,6 @@ def _flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
 
 
 def _joined(parts: Parts, source: str) -> np.ndarray:
-    """Return the labels of all splits, one behind the other; DataError where these cannot be put so."""
     arrays = list(parts.values())
     kinds = {part.dtype.kind for part in arrays}
     if not kinds <= {*"biuf"} and kinds != {"U"}:

@@ -1,12 +1,15 @@
-"""Mean and deviation of a stream of blocks, in one pass."""
+"""Mean and deviation of a stream of blocks, and numbers too close together for float32, which are refused."""
 
 from typing import NamedTuple
 
 import numpy as np
 
+from istmpi.errors import DataError
+from istmpi.units import counted
+
 
 class Normalisation(NamedTuple):
-    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, divided by the deviation."""
+    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, over the deviation."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -14,15 +17,12 @@ class Normalisation(NamedTuple):
 
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and deviation of the examples as they are in the data; float64 where there is an offset."""
+        """The mean and deviation of the examples as they are in the data."""
         return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
 class Moments:
-    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983).
-
-    Sums of squares would lose every digit of a feature whose mean is large beside its deviation.
-    """
+    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983)."""
 
     def __init__(self, features: int):
         self._count = 0
@@ -39,7 +39,6 @@ class Moments:
 
     @property
     def parts(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """The arguments of `merge`: the number of examples, their mean, and the sum of squared deviations from it."""
         return self._count, self._mean, self._squares
 
     def merge(self, more: int, mean: np.ndarray, squares: np.ndarray) -> None:
@@ -53,9 +52,8 @@ class Moments:
     def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
         """Return the mean and the deviation to normalise with, of examples that are less an ``offset`` already.
 
-        The features are ``groups`` runs of equal length, each with one mean and deviation: 1 for all alike, the
-        channels of an image, or one for every feature. A constant group gets deviation 1, so that it becomes zero, not
-        NaN.
+        The features are ``groups`` runs of equal length with one mean and deviation each; a constant group gets
+        deviation 1.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)
@@ -67,3 +65,80 @@ class Moments:
         features = len(self._mean) // groups
         mean, std = (np.repeat(values, features).astype(np.float32) for values in (mean, std))
         return Normalisation(mean, std, offset)
+
+
+NARROW = 2.0**-12
+"""The share of the largest value below which values that float32 rounds are too close."""
+NARROWEST = 2.0**-19
+"""Likewise where float32 has each of them, but not their mean."""
+NOISE = 4 * np.finfo(np.float64).eps
+"""Floats that differ by a smaller share of the largest are rounded."""
+OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
+NAMED = 5
+
+
+class Extent:
+    """The least and the largest value of each of ``groups`` equal runs of features."""
+
+    def __init__(self, groups: int):
+        self._groups = groups
+        self._low = self._high = None
+        self._rounded = np.zeros(groups, bool)
+        """Groups of values close together of which some are none of float32."""
+
+    def add(self, x: np.ndarray) -> None:
+        """Take in a block [b, features]; bytes lose nothing and are passed over."""
+        if len(x) == 0 or x.dtype.itemsize == 1:
+            return
+        runs = x.reshape(len(x), self._groups, -1)
+        low, high = runs.min(axis=(0, 2)), runs.max(axis=(0, 2))
+        if not np.can_cast(x.dtype, np.float32):
+            for group in np.flatnonzero(_less(high, low) < 2 * NARROW * _largest(low, high)):
+                values = runs[:, group]
+                self._rounded[group] |= (values.astype(np.float32).astype(x.dtype) != values).any()
+        if self._low is not None:
+            low, high = np.minimum(low, self._low), np.maximum(high, self._high)
+        self._low, self._high = low, high
+
+    def require_apart(self, what: str, source: str) -> None:
+        if self._low is None:
+            return
+        low, high = self._low, self._high
+        spread, largest = _less(high, low), _largest(low, high)
+        varying = (high > low) & (spread > (NOISE * largest if low.dtype.kind == "f" else 0))
+        with np.errstate(over="ignore"):
+            alike = low.astype(np.float32) == high.astype(np.float32)
+        narrow = (spread < NARROWEST * largest) | (self._rounded & (spread < NARROW * largest))
+        if len(close := np.flatnonzero(varying & (alike | narrow))):
+            raise DataError(
+                f"{source}: values of {named(close, what)} are too close together for float32, which has 24 bits. "
+                f"Subtract a number from them first, or scale them."
+            )
+
+
+def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Return x less an offset [features] float64, as float32."""
+    return _less(x, offset).astype(np.float32)
+
+
+def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "iu" or x.dtype.itemsize < 8:
+        return x.astype(np.float64, copy=False) - other
+    high, low = map(_halves, (x, other))
+    return (high[0] - low[0]) * 2.0**32 + (high[1] - low[1])
+
+
+def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if x.dtype.kind in "iu":
+        return (x >> 32).astype(np.float64), (x & 0xFFFFFFFF).astype(np.float64)
+    high = np.floor(x * 2.0**-32)
+    return high, x - high * 2.0**32
+
+
+def _largest(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return np.maximum(*(np.abs(end.astype(np.float64)) for end in (low, high)))
+
+
+def named(features: np.ndarray, what: str = "feature") -> str:
+    some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
+    return f"{counted(len(features), what)} (number {some})"

@@ -20,9 +20,8 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
     """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
 
-    ``labels`` are those of the training split (``Split.labels()``); but for by-label only their number counts. Raises
-    ConfigError for a placement that does not
-    exist or does not fit the task, DataError where a stream would be left without rows.
+    ``labels`` are those of the training split. ConfigError for a placement that does not fit the task, DataError where
+    a stream would be left without rows.
     """
     assert 0 <= stream < streams, (stream, streams)
     if placement not in PLACEMENTS:
@@ -48,7 +47,6 @@ def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
 
 
 def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
-    """Return every stream's rows, drawn class by class, so that each stream can compute all the others' alone."""
     if labels.ndim != 1:
         raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
     if not alpha > 0:
@@ -67,8 +65,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
     """Return shares that sum to one.
 
-    NumPy guarantees RandomState's streams for ever, and those of its newer generators only within a version; ranks may
-    run different versions.
+    RandomState's streams are guaranteed for ever, those of newer generators only within a version of NumPy.
     """
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -16,8 +16,7 @@ import numpy as np
 
 from istmpi.data.dense import arrays, idx, speech, tables
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Note
+from istmpi.data.files.decoder import Decoder, Note
 from istmpi.data.graph import prepare as graph
 from istmpi.data.images import prepare as images
 from istmpi.data.sparse import prepare as xc
@@ -40,7 +39,7 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation; ``of_class`` says how many training examples each class or label has."""
+    """A finished preparation; ``of_class`` counts the training examples of each class or label."""
 
     target: Path
     task: str
@@ -57,7 +56,6 @@ class Report:
     seconds: float
     bytes: int
     facts: dict[str, Any]
-    """Numbers of this kind of data, by their names."""
 
 
 def prepare(
@@ -72,8 +70,8 @@ def prepare(
 ) -> Report:
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
-    ``max_bad`` is the share of the files that may be unreadable; ``options`` are those of the kind's reader. Where it
-    fails, nothing is left behind and an existing target is as it was.
+    ``max_bad`` is the share of files that may be unreadable; ``options`` are those of the kind's reader. Nothing is
+    left behind where it fails.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:
@@ -94,20 +92,13 @@ def prepare(
         notes.leave_out(line)
     return Report(
         target=target,
-        task=material.task,
-        shape=material.shape,
         features=int(np.prod(material.shape)) if material.shape else 0,
-        classes=material.classes,
-        counts=material.counts,
         split=decoder.split,
         of_class=_of_class(material),
-        skipped=material.skipped,
-        assumed=notes.assumed,
-        left_out=notes.left_out,
-        reading=notes.reading,
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
-        facts=dict(material.facts),
+        **{name: getattr(material, name) for name in ("task", "shape", "classes", "counts", "skipped", "facts")},
+        **vars(notes),
     )
 
 

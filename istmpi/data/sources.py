@@ -1,4 +1,4 @@
-"""The way from the name that a run gives its data to the data set."""
+"""Opens the data set that a run names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.arrays import load_arrays, material_of_arrays
 from istmpi.data.digits import open_digits
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Notes
 from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, augmented, examples_of
@@ -29,10 +29,7 @@ _KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".s
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
-    """Return the data set of a run's settings; ConfigError where the data do not fit them.
-
-    ``seed`` draws the examples that are held out for validation.
-    """
+    """Return the data set of a run's settings; ``seed`` draws the validation examples."""
     opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead)
     task = TASKS[opened.task]
     if data.placement == "by-label" and (task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees):
@@ -52,10 +49,10 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
 def open_dataset(
     source: str, stream: int | None = None, length: int = WINDOW, scoring: str = "", ahead: int = 0
 ) -> Dataset:
-    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5`` or an ``.npz``; text in windows of a length.
+    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function, which is
+    run.
 
-    ``{rank}`` in a path stands for ``stream``: each rank's own file (local placement). Rows are memory-mapped wherever
-    the file allows it. FILE.py:function is run; ``scoring`` and ``ahead`` are its settings.
+    ``{rank}`` in a path stands for ``stream``. ``scoring`` and ``ahead`` are settings of a function.
     """
     if is_function(source):
         return open_own(source, stream or 0, scoring, ahead)

@@ -1,7 +1,5 @@
 """The writer of prepared files: a file appears whole, every dataset of it guarded by checksums, or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -25,7 +23,7 @@ VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
 _ROOM = 2**20
-"""Bytes for the structure of the file, and for what HDF5 keeps back of small pieces of four datasets, 64 KiB each."""
+"""Bytes for the structure, and for what HDF5 keeps back of small pieces."""
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
@@ -39,23 +37,19 @@ class Material:
     source: str
     task: str
     shape: tuple[int, ...]
-    """The shape of an example, channels first."""
     outputs: int
     classes: tuple[str, ...] | None
     counts: Mapping[str, int]
-    """The number of examples, tokens, rows or nodes of each split."""
     attributes: Mapping[str, Any]
     datasets: Mapping[str, Any]
     """Arrays by their paths, or whatever has a shape, a type and slices."""
     skipped: Sequence[str] = ()
-    """Files that could not be read."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers for the report of a preparation, by their names."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a source in another type and with one axis, read when they are sliced."""
+    """Rows of a source in another type and with one axis."""
 
     source: Any
     dtype: np.dtype
@@ -91,10 +85,7 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Make the prepared file; ``reading`` are conventions by which the source was read, of JSON's types.
-
-    It is written beside the target under a temporary name, synced and renamed; after any exception nothing is left.
-    """
+    """Make the prepared file whole or not at all; ``reading`` are conventions by which the source was read."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0

@@ -15,7 +15,7 @@ import torch
 
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import stored_moments
-from istmpi.data.offsets import named
+from istmpi.data.moments import named
 from istmpi.deploy.fitting import changed_source, runnable
 from istmpi.deploy.layers import State, Values, chain_state, own_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated

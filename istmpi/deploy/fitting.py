@@ -8,9 +8,10 @@ import numpy as np
 
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
+from istmpi.checkpoint.state import restore_frozen
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
-from istmpi.data.offsets import named
+from istmpi.data.moments import named
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
@@ -49,7 +50,9 @@ def runnable(
         )
     arguments = header.run.model.arguments_for(data.task)
     code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
-    return network.with_code(code, tried=not unknown)
+    network = network.with_code(code, tried=not unknown)
+    restore_frozen(checkpoint, network)
+    return network
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:

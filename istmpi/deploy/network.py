@@ -12,7 +12,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import examples_of, resized
-from istmpi.data.offsets import less
+from istmpi.data.moments import less
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, runnable
 from istmpi.engine.store import ParameterStore

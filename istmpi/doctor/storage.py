@@ -8,7 +8,7 @@ from pathlib import Path
 
 from istmpi.comm import Communicator
 from istmpi.doctor.finding import Finding, green, red
-from istmpi.report.units import size
+from istmpi.units import size
 
 TEST_BYTES = 2**26
 

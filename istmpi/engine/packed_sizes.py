@@ -1,6 +1,8 @@
 """The bytes that packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 BLOCK = 1024
 """Values of 4 bits that share a scale."""
@@ -25,3 +27,22 @@ def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
     if itemsize:
         return places + entries * itemsize
     return places + -(-entries // 4) + 4 * sum(-(-size // CHUNK) for size in sizes)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """A message of SparseLoCo about changes: the ``top`` largest of every `CHUNK` values, as 2 bits or as they are."""
+
+    top: int
+    two_bits: bool
+    feedback: float
+    """The part that a rank keeps of what it has not sent in earlier rounds."""
+
+    @staticmethod
+    def of(settings: Any) -> "Largest":
+        """Return what a run's settings of its method say."""
+        return Largest(settings.top, settings.top_values == "2bit", settings.feedback)
+
+    def nbytes(self, sizes: Sequence[int], itemsize: int) -> int:
+        """Return the bytes of a rank's message about tensors of these sizes."""
+        return top_k_bytes(self.top, sizes, None if self.two_bits else itemsize)

@@ -12,8 +12,9 @@ from istmpi import rng
 from istmpi.comm.codec import Wire
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import Layout, Owners
+from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.partition import Partition
-from istmpi.engine.slots import parameter_of
+from istmpi.engine.slots import parameter_of, weights_among
 
 PULL, HOP, PUSH, MEAN, FLUSH = "pull", "hop", "push", "mean", "flush"
 Parameters = Mapping[str, Parameter]
@@ -29,8 +30,8 @@ class Leg:
     target: Layout | None = None
     exclude: Partition | None = None
     """A partition of whose dealt parameters only those elements move that no rank has in it."""
-    wire: Wire | None = None
-    """The form in which values travel; None for values as they are."""
+    wire: Wire | Largest | None = None
+    """The form in which values travel; None for values as they are. Of a mean perhaps the largest changes alone."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Route:
     """Rounds after which nothing leaves early."""
     wire: str = "float32"
     seed: int = 0
+    largest: Largest | None = None
+    """The changes of common weights that ranks send in place of a ring's mean; their slots are each rank's own then."""
 
     @property
     def keeps_all(self) -> bool:
@@ -89,7 +92,9 @@ class Route:
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
         if common and self.mean_is_due(round):
-            yield Leg(MEAN, common, wire=self._wire(round, MEAN))
+            if self.largest:
+                common = {name: common[name] for name in weights_among(common)}
+            yield Leg(MEAN, common, wire=self.largest or self._wire(round, MEAN))
         if dealt:
             # A later flush must write the values that arrived: the sender's own become those.
             wire = self._wire(round, PUSH, settles=after is not None and not self.leaves_early(round))

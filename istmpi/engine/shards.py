@@ -16,14 +16,19 @@ from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
 from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
 from istmpi.engine.outer import Outer
+from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
+from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.sparse_mean import SparseMean
 from istmpi.engine.staging import copy_from_host, empty_on_host, on_host
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import forms_of
 
 Tensors = Mapping[str, torch.Tensor]
+START = "last-mean"
+"""The kind of slot for the values of the last mean of the largest changes."""
 
 
 class Shards:
@@ -55,6 +60,9 @@ class Shards:
         self._reached: dict[str, torch.Tensor] = {}
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}
+        self._sparse = SparseMean(route.largest) if route.largest else None
+        self._starts: dict[str, torch.Tensor] = {}
+        self._own: dict[str, torch.Tensor] = {}
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
 
@@ -81,8 +89,15 @@ class Shards:
                     self._move(leg, store.tensors, arriving)
         for name, values in present.items():
             targets[name].copy_(values)
+        if self._sparse and not self._common:
+            weights = [name for name in weights_among(arriving) if route.is_common(name)]
+            starts = {name: self._restored.get(Slot(name, START), arriving[name]) for name in weights}
+            self._starts = {name: values.to(targets[name].device, copy=True) for name, values in starts.items()}
+            self._sparse.begin(self._starts, self._restored)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
+        if self._sparse and route.every == 1:  # a round that is dropped must leave them as they were
+            self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
         self.outer.begin(common or store.tensors)
         if common and not deal.units:
             self._communicator.release_scratch()  # nothing moves like this until the run resumes
@@ -144,6 +159,8 @@ class Shards:
             self._finish_early()
         if self.route.every == 1:
             self._common = {}
+            if self._sparse:
+                self._restored = on_host(self._own) | self._sparse.slots
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
@@ -183,7 +200,13 @@ class Shards:
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values of common parameters that other ranks do not have, whole, in host memory."""
-        return self._restored if self._mean_taken else on_host(self._common)
+        own = self._restored if self._mean_taken else on_host(self._common)
+        if self._sparse and self._common:
+            slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
+            own = own | on_host(slots) | self._sparse.slots
+            if not self._mean_taken:  # the owners get the mean of now
+                own |= on_host({Slot(name, START): values for name, values in self._starts.items()})
+        return own
 
     def keep(self, tensors: Tensors) -> None:
         """Give the owners their rows of tensors that every rank has."""
@@ -227,6 +250,11 @@ class Shards:
     def _average(self, leg: Leg, tensors: Tensors) -> None:
         nbytes = {name: tensors[name].nbytes for name in leg.parameters}
         with self._clock("all-reduce"):
+            if isinstance(leg.wire, Largest):
+                self._sparse.take(tensors, self._starts, self._communicator)
+                for name, start in self._starts.items():
+                    start.copy_(tensors[name])
+                return
             encoded = ()
             if leg.wire:
                 encoded = forms_of(leg.wire.kind, leg.parameters), leg.wire.key

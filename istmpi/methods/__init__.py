@@ -52,6 +52,13 @@ _ALL = (
                 ge=1,
             ),
             own(
+                "shared_wire",
+                Literal["top-k"] | None,
+                None,
+                "How means of what is not dealt out travel: as all values (method.wire), or top-k, as in sparse-loco "
+                "(method.top, feedback, top_values; results/decoder.md).",
+            ),
+            own(
                 "shares",
                 tuple[float, ...] | str | None,
                 None,

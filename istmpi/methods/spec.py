@@ -122,8 +122,17 @@ class MethodSpec:
         """Return the form in which values travel in a run: float32 where the method sends them as they are."""
         return run.method.wire if self.encodes else "float32"
 
+    def sends_largest(self, run: Run) -> bool:
+        """Say whether ranks send but the largest changes of what is not dealt out."""
+        return "share" in self.sends and run.method.shared_wire == "top-k"
+
     def require_wire(self, run: Run) -> None:
         """Refuse, with a ConfigError, a method.wire that a run's method or values cannot have."""
+        if self.sends_largest(run) and self.outer(run) != (1, 0):
+            raise ConfigError(
+                "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), for which all "
+                "values come to their owners. Leave one of the two out."
+            )
         wire = run.method.wire
         if wire != "float32" and not self.encodes:
             raise ConfigError(
@@ -166,13 +175,14 @@ class MethodSpec:
             return False
         parameters = (architecture.parameters[name] for name in shared)
         nbytes = sum(parameter.size(architecture.lengths) * parameter.itemsize for parameter in parameters)
-        if not self.groups(run, architecture) or run.method.share_every > 1:
+        if not self.groups(run, architecture) or run.method.share_every > 1 or self.sends_largest(run):
             return True
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
     def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
         """Return the way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
+        from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
 
         common: Sequence[str] = ()
@@ -191,6 +201,7 @@ class MethodSpec:
             run.last_rounds(),
             self.wire(run),
             run.train.seed,
+            Largest.of(run.method) if self.sends_largest(run) else None,
         )
 
     def deal(

@@ -9,10 +9,7 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """The network of a run's model section, for so many features and outputs, whose table is written down.
-
-    Torch is imported once it is built.
-    """
+    """The network of a run's model section, whose table is written down; torch is imported once it is built."""
     require_known(settings.name)
     code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
     table = table_of(code.name, Facts(code.inputs, outputs), code.settings)
@@ -22,7 +19,6 @@ def architecture(features: int, outputs: int, task: str, settings: object) -> Ar
 def mlp_network(
     features: int, hidden: Sequence[int], outputs: int, *, dtype: str = "float32", output_norm: bool = False, **settings
 ) -> Architecture:
-    """The multilayer perceptron of these widths; ``settings``: other arguments of its constructor."""
     arguments = {"hidden": tuple(hidden), "output_norm": output_norm, **settings}
     code = user_network("mlp", (features,), outputs, arguments, CLASSIFICATION)
     return Architecture("mlp", table_of("mlp", Facts(code.inputs, outputs), code.settings), dtype, code)

@@ -1,6 +1,5 @@
-"""Sums over the neighbours of a graph's nodes: sparse products with the matrix of its edges.
-
-Sums are changed in place where no gradient needs them: of a wide layer each copy counts.
+"""Sums over the neighbours of a graph's nodes: sparse products with the matrix of its edges, changed in place where no
+gradient needs them.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
-"""The share of features that are not zero below which a training step multiplies these alone, as in bags of words."""
+"""The share of features that are not zero below which a training step multiplies these alone."""
 
 SLOPE = 0.2
-"""The slope of the leaky ReLU behind the scores of attention, as its authors have it."""
 
 
 class Edges:
@@ -30,7 +28,7 @@ class Edges:
         self._places = torch.stack([rows, columns])
 
     def total(self, h: torch.Tensor) -> torch.Tensor:
-        """The sum of ``h`` ``[n, width]`` over the neighbours of each node; in float32 under autocast."""
+        """The sum of ``h`` ``[n, width]`` over each node's neighbours; in float32 under autocast."""
         if torch.is_autocast_enabled(h.device.type):
             with torch.autocast(h.device.type, enabled=False):
                 return self.total(h.float())
@@ -42,22 +40,17 @@ class Edges:
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
-        """The mean over the neighbours of each node; zero where it has none."""
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
-        """The convolution of Kipf and Welling: ``D^-1/2 (A + I) D^-1/2 h``, D the row sums of A + I.
-
-        ``spare``: nobody needs the values of ``h`` any more, and they may be changed.
-        """
+        """The convolution of Kipf and Welling: ``D^-1/2 (A + I) D^-1/2 h``; ``h`` is changed where it is ``spare``."""
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
 
     def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
-        """The weighted mean of ``values`` ``[n, heads, units]`` over each node and its neighbours.
-
-        The weights are a softmax of ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
+        """The mean of ``values`` ``[n, heads, units]`` over each node and its neighbours, weighted by a softmax of
+        ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
         """
         (rows, columns), heads = self._places, to_self.shape[1]
         selves = functional.leaky_relu(to_self + to_others, SLOPE)
@@ -78,7 +71,6 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(units))
 
     def forward(self, h):
-        """Add it to ``h`` ``[n, units]`` in place."""
         return h.add_(self.bias)
 
 
@@ -86,14 +78,14 @@ NORMS = ("layer", "none")
 
 
 def norm_of(name: str, units: int) -> nn.Module:
-    """A layer normalisation without parameters, over the units that there are, or nothing; ValueError for others."""
+    """A layer normalisation without parameters, or nothing; ValueError for others."""
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
 
 
 class Bags:
-    """Features ``[n, features]`` of which few are not zero, as in bags of words: these, by rows and by columns."""
+    """Features ``[n, features]`` of which few are not zero: these, by rows and by columns."""
 
     def __init__(self, features: torch.Tensor):
         rows, columns = features.nonzero().unbind(1)
@@ -103,19 +95,16 @@ class Bags:
         self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
 
     def dropped(self, dropout: nn.Dropout) -> Bags:
-        """Return these features with dropout of the values that are not zero."""
         bags = copy(self)
         bags._values = dropout(self._values)
         return bags
 
     @property
     def matrix(self) -> torch.Tensor:
-        """Sparse, by rows."""
         return torch.sparse_csr_tensor(*self._by_rows, self._values, self._shape, check_invariants=False)
 
     @property
     def transposed(self) -> torch.Tensor:
-        """Sparse ``[features, n]``, by its rows."""
         values, shape = self._values[self._order], self._shape[::-1]
         return torch.sparse_csr_tensor(*self._by_columns, values, shape, check_invariants=False)
 
@@ -143,11 +132,11 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""Features to their version and `Bags`: the whole graph is the same batch in every step."""
+"""Features to their version and `Bags`."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
-    """``dropout`` of ``features``, which need no gradient: `Bags` in training where few are not zero."""
+    """``dropout`` of ``features``: `Bags` in training where few are not zero."""
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))
@@ -160,7 +149,6 @@ def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
 
 
 def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
-    """The output of ``product`` for ``h``."""
     if not isinstance(h, Bags):
         return product(h)
     with torch.autocast(product.weight.device.type, enabled=False):  # sparse products have no bfloat16

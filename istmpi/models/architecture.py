@@ -1,11 +1,11 @@
 """A network as the engine asks for it: the facts of its table, and with its code the module at any widths.
 
-It knows nothing of ranks, deals or MPI, and needs torch only where a module is built, so that a login node can plan.
+Torch is needed only where a module is built, so that a login node can plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
+Lengths, Scale = Mapping[str, int], Mapping[str, float]
+
 
 class Architecture:
     """A network described by its table; it can be built where its code is given, too.
 
-    ``lengths``: the full length of every axis that has a name. ``parameters``: every parameter by its name in the built
-    network. ``groups``: the unit groups that may be dealt out. Its other attributes are those of `Table`.
+    ``lengths``: the full length of every axis that has a name. Its other attributes are those of `Table`.
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The nodes of a graph that a batch's example has, and all of them; a node is an example in other figures here."""
+    """The nodes of a graph that a batch's example has, and all of them; other figures count nodes as examples."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -55,7 +56,7 @@ class Architecture:
 
     @property
     def unitwise(self) -> bool:
-        """The network is of a graph, and `istmpi.evaluation.spread_units` knows all that is between its leaves."""
+        """The network is a graph's, and `istmpi.evaluation.spread_units` knows all of it."""
         return any(operator.kind == AGGREGATION for operator in self.operators)
 
     @property
@@ -66,30 +67,41 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """This network, ready to be built; ConfigError if the code makes another one. It is run where it is tried."""
+        """This network, ready to be built, and run where it is ``tried``; ConfigError if the code makes another."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
 
     @property
-    def frozen(self) -> Collection[str]:
-        """The names of frozen parameters, once the network was built here; they have the constructor's values."""
-        return self._code.frozen if self._code else ()
+    def frozen(self) -> Mapping[str, torch.Tensor]:
+        """The values of frozen parameters, once the network was built here."""
+        return self._code.frozen if self._code else {}
+
+    def give(self, name: str, values: torch.Tensor) -> None:
+        """Give a frozen parameter other values than the constructor's."""
+        self.frozen[name].copy_(values)
+        self.code.given.add(name)
+
+    @property
+    def frozen_digest(self) -> float:
+        """A number that tells frozen parameters apart, on all machines the same but for rounding; 0 without any."""
+        total = 0.0
+        for number, name in enumerate(sorted(self.frozen), 1):
+            flat = self.frozen[name].reshape(-1)
+            total += number * float(flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum())
+        return total
 
     @property
     def has_its_source(self) -> bool:
-        """Return True if its code is the class of that name with, to the last byte, the source that its table names."""
         source = self.table.source
         return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of an example as its ``forward`` gets it."""
         return self.code.inputs
 
     @property
     def outline(self) -> str:
-        """The widths of the network, in a few words."""
         if self.stages:
             return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
@@ -97,26 +109,24 @@ class Architecture:
 
     @property
     def summed(self) -> set[str]:
-        """The groups with contributions that the full network scales."""
         uses = (use.groups for use in self.uses)
         return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
 
-    def factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of a module's product (not of its bias) at the given lengths.
 
-        ``scale``: the factor of the contributions of each unit group in the full network, 1 by default. It is the share
-        of the units that a subnet has while it trains, as with dropout; a network with fewer units has a larger one in
-        proportion. So sums are as large in the full network as in any subnet. Behind a batch normalisation that makes
-        no difference, and nothing is multiplied.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
+        that a subnet has while it trains, as with dropout. With fewer units it is larger in proportion, so that sums
+        are as large in the full network as in any subnet. Behind a batch normalisation nothing is multiplied.
         """
         return self._contributions(self.sums.get(module, ()), lengths, scale)
 
-    def contribution(self, group: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """The factor, in a network of these lengths, of the contribution of each unit of a group to a sum."""
+    def contribution(self, group: str, lengths: Lengths, scale: Scale) -> float:
+        """The factor of the contribution of each unit of a group to a sum."""
         return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
 
-    def weight_factor(self, name: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
-        """The factor of a parameter itself that stands for those of all products with it, and of its block's end."""
+    def weight_factor(self, name: str, lengths: Lengths, scale: Scale) -> float:
+        """The factor of a parameter that stands for those of all products with it, and of its block's end."""
         module, _, kind = name.rpartition(".")
         factor = self.factor(module if kind == "weight" else "", lengths, scale)
         folded = prod(
@@ -124,19 +134,16 @@ class Architecture:
         )
         return factor * folded * self.end_factor(module, lengths, scale)
 
-    def end_factor(self, module: str, lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def end_factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
         """The factor of a module's outputs: 1 unless it is the end of a block."""
         groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
         return self._contributions(groups, lengths, scale)
 
-    def build(
-        self, lengths: Mapping[str, int], scale: Mapping[str, float] | None = None, device: str = "cpu"
-    ) -> nn.Module:
-        """The network at the given lengths: every parameter has exactly the shape that its pattern gives.
+    def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
+        """The network at the given lengths: every parameter has the shape that its pattern gives.
 
         Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
-        given. It is really built whatever the default device: its buffers are computed. Where ``blocks[3]`` has the
-        length 0, that block is the identity.
+        given. Where ``blocks[3]`` has the length 0, that block is the identity.
         """
         import torch
 
@@ -144,8 +151,7 @@ class Architecture:
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
         network = built(self.code, widths, device=device)
-        absent = self._absent(lengths)
-        for block in absent:
+        for block in self._absent(lengths):
             module = network.get_submodule(block.path)
             for parameter in module.parameters():
                 parameter.data = parameter.data.new_empty(0)
@@ -154,11 +160,8 @@ class Architecture:
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        expected = {
-            name: parameter.pattern.shape(lengths)
-            for name, parameter in self.parameters.items()
-            if not any(block.has(name) for block in absent)
-        }
+        there = self._there(self.parameters, lengths)
+        expected = {name: parameter.pattern.shape(lengths) for name, parameter in there.items()}
         if shapes != expected:
             name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
             shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
@@ -170,8 +173,8 @@ class Architecture:
             self._scale(network, lengths, scale)
         return network
 
-    def without_values(self, scale: Mapping[str, float] | None, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network as `build` makes it, by default the full one, its parameters on the meta device if it can be."""
+    def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
+        """The network as `build` makes it, its parameters on the meta device if it can be."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
         from istmpi.models.leaves import without_values
@@ -180,7 +183,7 @@ class Architecture:
             return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
 
     def plain(self, seed: int = 0) -> nn.Module:
-        """The network as its class makes it, of the run's dtype, with PyTorch's own batch normalisations."""
+        """The network as its class makes it, with PyTorch's own batch normalisations."""
         import torch
 
         from istmpi.models.trials import seeded
@@ -189,11 +192,9 @@ class Architecture:
             return self.code.build().to(getattr(torch, self._dtype))
 
     def constructed(self, seed: int) -> dict[str, torch.Tensor]:
-        """The values of all parameters as the constructor makes them, its random numbers drawn from a seed."""
         return {name: parameter.detach() for name, parameter in self.plain(seed).named_parameters()}
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
-        """The layers of a built network that normalise over the batch, by the names that ``batch_norms`` has."""
         from istmpi.models.norms import Calibrated
 
         layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
@@ -201,11 +202,16 @@ class Architecture:
             return layers
         return {name.partition(".")[0]: layer for name, layer in layers.items()}
 
-    def _absent(self, lengths: Mapping[str, int]) -> list[ResidualBlock]:
+    def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
         units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
-    def _scale(self, network: nn.Module, lengths: Mapping[str, int], scale: Mapping[str, float]) -> None:
+    def _there(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+        """The entries by modules or parameters of which no absent block has one."""
+        absent = self._absent(lengths)
+        return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
+
+    def _scale(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
         for name, module in network.named_modules():
             if (factor := self.factor(name, lengths, scale)) != 1:
                 module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
@@ -215,30 +221,24 @@ class Architecture:
         if calls or weights:
             scale_sums(network, lambda: (calls, weights))
 
-    def scaled_calls(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[tuple[Any, ...], float]:
-        """The factors of sums that are scaled where they are called, by `istmpi.models.scaling.Scaled`'s keys."""
+    def scaled_calls(self, lengths: Lengths, scale: Scale) -> dict[tuple[Any, ...], float]:
         keys = self.keys_of_uses(lengths).items()
         factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
         return {key: factor for key, factor in factors.items() if factor != 1}
 
-    def keys_of_uses(self, lengths: Mapping[str, int]) -> dict[tuple[Any, ...], Use]:
-        """The sums that are scaled where they are called in a network of these lengths."""
+    def keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
-    def _scaled_weights(self, lengths: Mapping[str, int], scale: Mapping[str, float]) -> dict[str, float]:
-        absent = self._absent(lengths)
-        there = (item for item in self.table.folded.items() if not any(block.has(item[0]) for block in absent))
-        factors = {name: self._contributions(groups, lengths, scale) for name, groups in there}
+    def _scaled_weights(self, lengths: Lengths, scale: Scale) -> dict[str, float]:
+        folded = self._there(self.table.folded, lengths)
+        factors = {name: self._contributions(groups, lengths, scale) for name, groups in folded.items()}
         return {name: factor for name, factor in factors.items() if factor != 1}
 
-    def _contributions(self, groups: Iterable[str], lengths: Mapping[str, int], scale: Mapping[str, float]) -> float:
+    def _contributions(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained.
-
-        ``scaled``: the full network scales sums over dealt units, so that it must be known which they are.
-        """
+        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
         others = [name for name in self.default_groups if name not in groups]
         if not groups:
             problems = self.table.undealt | {
@@ -266,8 +266,8 @@ class Architecture:
                     f"others there. {cure}, or give --set model.scale=none."
                 )
 
-    def require_usable(self, lengths: Mapping[str, int], tried: bool = True) -> None:
-        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where it is ``tried``, run."""
+    def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
+        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
         import torch
@@ -275,10 +275,7 @@ class Architecture:
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
-            absent = self._absent(lengths)
-            there = {
-                name: norm for name, norm in self.batch_norms.items() if not any(block.has(name) for block in absent)
-            }
+            there = self._there(self.batch_norms, lengths)
             if epsilons != {name: norm.epsilon for name, norm in there.items()}:
                 raise ConfigError(
                     f"{self.code.name}: its batch normalisations are others than were found in it before."
@@ -294,10 +291,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Refuse, with a ConfigError, a network whose first outputs for this batch's inputs are not finite.
-
-        Returns these outputs, made with the same weights in every call; None where it is not tried.
-        """
+        """Refuse, with a ConfigError, first outputs that are not finite; return them, or None where it is not tried."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded
@@ -314,7 +308,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """The full network with initial values; those of its leaves are made in every call, a block at a time."""
+        """The full network with initial values, those of leaves a block at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare
@@ -346,7 +340,7 @@ def _scaled(
 def scale_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``: numbers, or tensors."""
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
     from istmpi.models.scaling import Scaled, multiplied
 
     plain = network.forward
@@ -359,13 +353,8 @@ def scale_sums(
     network.forward = forward
 
 
-def built(
-    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
-) -> nn.Module:
-    """A network as its constructor makes it, with random numbers that depend on ``seed`` alone.
-
-    Its batch normalisations are ours.
-    """
+def built(network: UserNetwork, lengths: Lengths | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
+    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
     import torch
 
     from istmpi.models.norms import convert_batch_norms

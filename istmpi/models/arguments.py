@@ -18,27 +18,17 @@ DATA_ARGUMENTS = {
     "features": "how many numbers an example has",
     "outputs": "how many classes there are, or numbers to predict",
 }
-"""The arguments that are filled in from the data."""
-TYPES = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "tuple[int, ...]": tuple[int, ...],
-}
-"""The types of arguments by their annotations."""
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
     Meta(min_length=1, extra={"must": "name at least one layer, each at least one unit wide"}),
 ]
-"""The type of arguments that are dealt out."""
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
-"""The type of dropout."""
 
 
 @cache
 def arguments_of(network: str) -> tuple[Field, ...]:
-    """Name, described type and default of each argument that the data do not fill in."""
+    """Name, described type and default of each argument that no data fill in."""
     module, _, name = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -56,10 +46,9 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The arguments of a network whose constructor may never see them, for its table is written down.
+    """The arguments of a network whose constructor may never see them; a single width serves as a list.
 
-    A single width serves as a list. ConfigError names ``source`` and the first argument of another type; names that the
-    constructor lacks are kept.
+    ConfigError names ``source`` and the first argument of another type.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -72,7 +61,6 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
 
 
 def described(docstring: str) -> dict[str, str]:
-    """The sentences of a docstring about each argument."""
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
     return {name: text[0].upper() + text[1:].rstrip(" ;.") + "." for name, text in zip(parts[::2], parts[1::2])}
 

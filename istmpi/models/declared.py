@@ -6,8 +6,6 @@ The declared axes are tried in place of all other readings, and proved like them
 inferred.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from istmpi.engine.axes import Axis, Pattern
@@ -19,10 +17,7 @@ from istmpi.models.user import UserNetwork
 def declared(
     network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving
 ) -> dict[str, dict[Place, tuple[int, int]]]:
-    """The declared order of each width's units on axes: ``(a, b)`` of ``a * units * b``.
-
-    ``shapes``: those of the parameters. ConfigError for axes that are not those of the network.
-    """
+    """The declared order of each width's units on axes: ``(a, b)`` of ``a * units * b``; ConfigError for wrong axes."""
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
@@ -51,7 +46,6 @@ def declared(
 def _parsed(
     network: UserNetwork, name: str, text: object, lengths: Mapping[str, int], shape: tuple[int, ...]
 ) -> tuple[Axis, ...]:
-    """The axes of one parameter, checked against its shape."""
     subject = f"{network.name}: AXES of {name}: "
     if not isinstance(text, str):
         raise ConfigError(f"{subject}{text!r} must be a text, as '(3 heads 16) embed'.")

@@ -1,7 +1,5 @@
 """A graph attention network (Veličković et al. 2018, arXiv 1710.10903), whose heads are dealt out."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 
@@ -9,9 +7,8 @@ from istmpi.models.aggregation import Edges, norm_of
 
 
 class Attention(nn.Module):
-    """Heads that each make ``units`` numbers of a node: their sum over what it hears from and itself, weighted.
-
-    The weights are a softmax over these of a leaky ReLU of what the head's units of both ends score.
+    """Heads that each make ``units`` numbers of a node: a sum over what it hears from and itself, weighted by a softmax
+    of a leaky ReLU of what the head's units of both ends score.
     """
 
     def __init__(self, width: int, heads: int, units: int):
@@ -21,7 +18,6 @@ class Attention(nn.Module):
         self.units = units
 
     def forward(self, h, edges):
-        """``[n, heads * units]`` of ``h`` ``[n, width]``."""
         values = self.product(h)
         scores = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
         return edges.attended(values.view(len(values), -1, self.units), *scores).flatten(1)
@@ -54,7 +50,6 @@ class GAT(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for layer, norm in zip(self.layers, self.norms):
             h = functional.elu_(norm(layer(self.dropout(h), edges)))

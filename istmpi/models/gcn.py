@@ -1,7 +1,5 @@
 """A graph convolutional network (Kipf and Welling 2017, arXiv 1609.02907), wide as in GIST (arXiv 2102.10424)."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 

@@ -1,49 +1,40 @@
 """The axes of a network's parameters that go with integers of its constructor: inferred by doubling, then proved.
 
-An integer is doubled; every axis that doubles with it is ``a * units * b``. Where ``a * b`` is more than 1 there are
-several readings, as ``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer
-without a reading left cannot be dealt out. Nothing is asked of the network's code.
+An axis that doubles with an integer is ``a * units * b``. Where ``a * b`` is more than 1 there are several readings, as
+``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer without a reading left
+cannot be dealt out.
 """
-
-from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
-from math import prod
 
 import torch
 
-from istmpi.engine.axes import Pattern, with_odds
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
 from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
-from istmpi.models.running import shortly
 from istmpi.models.table import ResidualBlock, inside, unit_of
-from istmpi.models.trials import one_thread
+from istmpi.models.trials import one_thread, shortly
 from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
-"""The largest number of readings of a width that are tried."""
 SEEDS = 4
-"""The largest number of draws of random weights on which they are tried."""
 COUNTS = "it decides which parameters there are"
 """The problem of an integer that may count blocks."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The axes that go with a width, or the reason why it cannot be dealt out."""
-
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """A network with some of the units computes something else than the full one whose other units are silent."""
+    """A narrow network differs from the full one whose other units are silent."""
     problem: str = ""
     vague: bool = False
     """The trial proves nothing."""
@@ -52,7 +43,6 @@ class Finding:
 
     @property
     def units(self) -> int:
-        """The number of units to deal out."""
         return len(self.blocks) or self.width.length
 
     @property
@@ -62,24 +52,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The named axes of all parameters of a network, and the finding for each width."""
-
     parameters: Mapping[str, Pattern]
     findings: tuple[Finding, ...]
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The widths that can be dealt out."""
         return tuple(self.lengths)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The number of units of each width that can be dealt out."""
         return {finding.width.name: finding.units for finding in self.findings if finding.proved}
 
     @property
     def blocks(self) -> dict[str, tuple[ResidualBlock, ...]]:
-        """The units of each width that counts blocks."""
         return {finding.width.name: finding.blocks for finding in self.findings if finding.blocks}
 
     @property
@@ -87,36 +72,9 @@ class Inferred:
         """The full length of every other width that can be dealt out."""
         return {name: length for name, length in self.lengths.items() if name not in self.blocks}
 
-    @property
-    def elements(self) -> int:
-        """The elements of all parameters."""
-        return self.held(self.lengths)
-
-    def replicated(self, groups: Collection[str]) -> int:
-        """Elements of parameters without an axis that is dealt out with these groups: every rank has all of them."""
-        undealt = (pattern for pattern in self.parameters.values() if pattern.names.isdisjoint(groups))
-        return sum(prod(pattern.shape(self.lengths)) for pattern in undealt)
-
-    def narrow(self, groups: Collection[str], ranks: int) -> dict[str, int | Fraction] | None:
-        """The lengths of the largest of so many subnets, these groups dealt out; None if one has too few units.
-
-        The length of a block is the odds that a subnet has it.
-        """
-        if any(self.lengths[name] < ranks for name in groups):
-            return None
-        dealt = {name: -(-length // ranks) if name in groups else length for name, length in self.lengths.items()}
-        return with_odds(self.lengths, self.parameters.values(), dealt)
-
-    def held(self, lengths: Mapping[str, int | Fraction]) -> int | Fraction:
-        """Elements of a network of these lengths."""
-        return sum(prod(pattern.shape(lengths)) for pattern in self.parameters.values())
-
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters; ConfigError where it cannot be built or run at all.
-
-    ``full``: the network itself, if it has been built; it gets other values.
-    """
+    """Infer and prove the axes of a network's parameters; ``full``, the network itself, gets other values."""
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
@@ -142,7 +100,6 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
 
 
 def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
-    """Refuse, with a ConfigError, parameters or buffers that istmpi cannot train or keep."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if not parameters:
         raise ConfigError(f"{network.name}: it has no parameters to train.")
@@ -170,7 +127,7 @@ def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> d
 
 
 def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """The axes that double with a width, with the number of positions of a unit on each; or the problem."""
+    """The axes that double with a width, with a unit's positions on each; or the problem."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -199,10 +156,7 @@ def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Findin
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none.
-
-    Some random weights let nothing through (all of a few units behind a ReLU are silent); others are tried then.
-    """
+    """The readings of a width under which its units can be permuted, or why there is none."""
     findings = []
     for seed in range(SEEDS):
         try:
@@ -216,10 +170,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """The readings that one small network proves; ``last``: no other will be tried.
-
-    A reading that no normalisation spans is enough where no other width lies on its axes: nothing can cross it.
-    """
+    """The readings that one small network proves; ``last``: no other will be tried."""
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
@@ -277,8 +228,7 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Functions that give axes of the same kind, which are read alike, the simplest guess first: axes with as many
-positions a unit; among them the same axis of each parameter; those of modules whose names differ in numbers alone."""
+"""Functions that give axes of the same kind, which are read alike, the simplest guess first."""
 
 
 def _readings(
@@ -286,8 +236,8 @@ def _readings(
 ) -> Iterator[Reading]:
     """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
 
-    ``ratios`` are in the order in which a network reads the axes. ``read``: the parameters that it had read where the
-    last way showed to be wrong, as do all that differ from it in others alone.
+    ``ratios`` are in the order in which the axes are read. ``read``: the parameters that were read where the last way
+    showed to be wrong, as do all that differ from it in others alone.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

@@ -1,7 +1,5 @@
 """A loss inside a network: a layer adds it to the one that training reduces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,10 +1,7 @@
-"""An inspection of a network before it is trained: it makes the network's table.
+"""An inspection of a network before it is trained: it makes the network's table, or refuses what cannot be trained.
 
-The network is built twice in its full size, with different random numbers, and run on two examples. A network that
-cannot be trained is refused by name.
+The network is built twice in its full size, with different random numbers, and run on two examples.
 """
-
-from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +27,7 @@ from istmpi.models.uses import SumRecorder, sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
-"""Layers that sum over an axis of their weight: the second one, and transposed ones the first."""
+"""Layers that sum over an axis of their weight."""
 EXAMPLES = 2
 
 Contents = Mapping[str, tuple[int, float | None]]
@@ -38,12 +35,11 @@ Contents = Mapping[str, tuple[int, float | None]]
 
 
 def inspect(network: UserNetwork) -> Table:
-    """The table of a network; ConfigError in one line for whatever cannot be trained."""
     return examine(network)[0]
 
 
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
-    """The table of a network, and what was found of each width; errors as of `inspect`."""
+    """The table of a network, and the finding of each width."""
     again = built(network, seed=1)
     require_trainable(network, again)
     second = _contents(_tensors(again))
@@ -98,18 +94,14 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
 
 @dataclass(frozen=True)
 class _Watched:
-    """The layers as one forward pass has shown them, by the names of their modules."""
-
     norms: Mapping[str, Calibrated]
     called: frozenset[str]
-    """The products that were called."""
     bare: frozenset[str]
-    """The called products whose output went elsewhere than straight into a batch normalisation."""
+    """The called products whose output goes not only straight into a batch normalisation."""
     recorder: SumRecorder
     exits: int
-    """The number of outputs that the network returned."""
     head: str
-    """The product that made the output as it stands; empty if there is none."""
+    """The product that made the output as it stands."""
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,7 +120,7 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 
 
 def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
-    """Watch one forward pass in evaluation; refuses batch normalisations that are not called in it."""
+    """Watch a forward pass in evaluation; refuses batch normalisations that it does not call."""
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
@@ -177,11 +169,7 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
 
 
 def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """Return a record of a forward pass in training, and whether it does.
-
-    Refuses one without a gradient, one that changes a buffer, and one that returns more or fewer outputs than
-    ``exits``, as many as in evaluation.
-    """
+    """Return a record of a forward pass in training, and whether it does; refuses what cannot be trained."""
     before = _contents(module.named_buffers())
     recorder, outputs, draws = recorded(network, module, EXAMPLES)
     if not outputs.requires_grad:
@@ -205,7 +193,6 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
 
 
 def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
-    """The groups whose units each product sums over."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
     sums = {}
     for path, layer in module.named_modules():
@@ -218,7 +205,7 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Blocks without ends that attention reads and never calls, whose parameters are among the ``folded`` now."""
+    """Blocks without ends that attention reads and never calls; their parameters are ``folded`` now."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -245,8 +232,7 @@ def _initial(
 ) -> tuple[float, float]:
     """Bound and centre of a parameter's initial values, from its contents after two constructions.
 
-    The bound follows from the length that products with the parameter sum over. One that goes into no product has the
-    mean and the deviation that its constructor gives it.
+    The bound follows from the length that products with it sum over; one in no product keeps its mean and deviation.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)

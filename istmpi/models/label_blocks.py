@@ -1,9 +1,7 @@
 """A last layer of very many labels, which has the logits of one block of labels at a time in training.
 
-With several blocks neither the logits of a batch nor their gradient are ever complete in memory: the loss goes through
-the blocks, and its backward pass goes through them again and computes the logits anew (a fourth product beside three).
-With a single block its logits are kept, and become their own gradient. Plain SGD updates a block's weights as soon as
-their gradient is computed, which is not kept, either.
+The backward pass goes through the blocks again and computes the logits anew (a fourth product beside three); those of a
+single block are kept. Plain SGD updates a block's weights as soon as their gradient is computed.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ class LabelBlocks(Linear):
 
     deferred = False
     rate: float | None = None
-    """The learning rate of plain SGD whose step of the weight is taken in the backward pass; else None."""
+    """The learning rate of plain SGD that steps in the backward pass; else None."""
     decay = 0.0
-    """The weight decay of that step."""
 
     def __init__(self, inputs: int, labels: int, block: int = 0):
         """``block``: the number of labels whose logits are in memory at a time; 0 for all."""
@@ -39,48 +36,39 @@ class LabelBlocks(Linear):
         self.block = block
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:
-        """Logits ``[b, labels]`` of ``x`` ``[b, inputs]``, or a `Deferred` where they are deferred."""
         if self.deferred and torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
             return Deferred(self, x)
         return super().forward(x)
 
     def blocks(self) -> Iterator[slice]:
-        """The rows of each block."""
         labels = len(self.weight)
         step = self.block or labels
         return (slice(start, min(start + step, labels)) for start in range(0, labels, step))
 
     def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
-        """Move a block's weights against their gradient."""
         block = self.weight.data[rows]
         torch.addmm(block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block)
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
-        """The logits of the labels of a block: ``[b, block]``."""
         return torch.addmm(self.bias[rows], x, self.weight[rows].T)
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """The outputs of `LabelBlocks`, not yet computed."""
-
     layer: LabelBlocks
     x: torch.Tensor
 
     def losses(self, targets: Labels, loss: str) -> torch.Tensor:
-        """The losses ``[b]``, as `istmpi.multilabel.losses_of` the logits."""
         layer = self.layer
         return _Losses.apply(self.x, layer.weight, layer.bias, layer, targets, loss)
 
 
 def defer(network: nn.Module) -> None:
-    """Let a network's last layer of labels return losses in training."""
     for layer in label_layers(network):
         layer.deferred = True
 
 
 def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
-    """The layers of labels of a network."""
     return (layer for layer in network.modules() if isinstance(layer, LabelBlocks))
 
 

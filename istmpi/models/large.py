@@ -1,12 +1,8 @@
-"""A network that no rank may hold: its table is found with fewer units of each width, and written out for all.
+"""A network that no rank may hold, ``LARGE = True``: its table is found with few units, and written out for all.
 
-Its class says so: ``LARGE = True``. What depends on the number of units in another way than by shapes, as
-``GroupNorm(min(8, channels), channels)``, is not seen then.
+What depends on the number of units in another way than by shapes, as ``GroupNorm(min(8, c), c)``, is not seen then.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,20 +11,17 @@ from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inspection import PRODUCTS, inspect
 from istmpi.models.leaves import without_values
-from istmpi.models.table import ParameterEntry, Table
+from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork
 
 KEPT = 64
 """The most units of a width in the network that is inspected."""
 LEAST = 8
-"""The fewest units of a divisor of its length that is preferred."""
+"""The fewest units of a preferred divisor."""
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network, found in full or, of a class that is ``LARGE``, with few units.
-
-    Raises ConfigError for what cannot be trained.
-    """
+    """The table of a network, of a class that is ``LARGE`` found with few units."""
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
 
@@ -59,10 +52,22 @@ def _with_few_units(network: UserNetwork) -> Table:
     entries = {}
     for name, entry in table.parameters.items():
         shape = Pattern.parse(entry.axes).shape(groups)
-        _require(network, name, tuple(parameters[name].shape) if name in parameters else (), shape)
+        if (there := tuple(parameters[name].shape) if name in parameters else ()) != shape:
+            raise ConfigError(
+                f"{network.name}: LARGE = True, but {name} has the shape {there}, and {shape} by what was found with "
+                f"few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
+            )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
-        bound = bounds.get(name) or _bound(network, name, entry.bound, weight, table.groups, groups)
-        entries[name] = replace(entry, bound=bound if entry.bound else 0.0)
+        bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
+        if bound and name not in bounds:  # perhaps of a sum over an axis of the weight, which is longer
+            axes = Pattern.parse(weight.axes).axes
+            lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
+        if len(lengths) > 1:
+            raise ConfigError(
+                f"{network.name}: LARGE = True, but the initial values of {name} depend on a width that few units do "
+                f"not tell from another. Give these widths lengths with other divisors up to {KEPT}."
+            )
+        entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)
     norms = {name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()}
     return replace(table, settings=network.settings, groups=groups, parameters=entries, norms=norms)
 
@@ -70,30 +75,3 @@ def _with_few_units(network: UserNetwork) -> Table:
 def _few(length: int) -> int:
     divisors = [units for units in range(LEAST, KEPT + 1) if length % units == 0]
     return min(length, max(divisors, default=KEPT))
-
-
-def _bound(
-    network: UserNetwork,
-    name: str,
-    bound: float,
-    weight: ParameterEntry,
-    few: Mapping[str, int],
-    groups: Mapping[str, int],
-) -> float:
-    """The bound of initial values where it is that of a sum over an axis of the weight; otherwise as it is."""
-    axes = Pattern.parse(weight.axes).axes
-    lengths = {axis.length(groups) for axis in axes if bound and abs(axis.length(few) ** -0.5 - bound) < 1e-12}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"{network.name}: LARGE = True, but the initial values of {name} depend on a width that few units do not "
-            f"tell from another. Give these widths lengths with other divisors up to {KEPT}."
-        )
-    return lengths.pop() ** -0.5 if lengths else bound
-
-
-def _require(network: UserNetwork, name: str, there: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    if there != shape:
-        raise ConfigError(
-            f"{network.name}: LARGE = True, but {name} has the shape {there}, and {shape} by what was found with few "
-            f"units. Leave LARGE out, or use widths with divisors up to {KEPT}."
-        )

@@ -1,11 +1,8 @@
 """The layers of a network that may be leaves: tried on a small network.
 
-The network is built without values, each leaf has its weight only while it is called itself, and the outputs must be,
-to the last bit, those of the network as its constructor makes it; else there are none. The layers of a weight that is
-read elsewhere, as a tied one that is multiplied by hand, are no leaves.
+Each leaf has its weight only while it is called itself, and the outputs must be, to the last bit, those of the network
+as its constructor makes it. Layers of a weight that is read elsewhere are no leaves.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,21 +13,16 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
-from istmpi.models.running import shortly
-from istmpi.models.trials import few, one_thread, seeded
+from istmpi.models.trials import few, one_thread, seeded, shortly
 from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
 
 Leaves = dict[str, tuple[str, ...]]
-"""The names of leaves' parameters by the names of their modules."""
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """The layers of a network, with the names of their parameters, that compute alike wherever their rows lie.
-
-    ``full``: the network itself, if it has been built; it gets other values.
-    """
+    """The layers, with the names of their parameters, that compute alike wherever their rows lie."""
     for tried in (few(lengths), lengths):
         try:
             with one_thread():
@@ -41,7 +33,6 @@ def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Mod
 
 
 def _proved(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module | None) -> Leaves:
-    """ConfigError where the network cannot be built and run at these lengths."""
     real = (real or built(network, lengths)).eval()
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
     values = {}
@@ -67,7 +58,7 @@ def _tried(
     leaves: Leaves,
     x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
-    """The outputs with these leaves, None where it fails; and the parameters that were read elsewhere."""
+    """The outputs, None where it fails; and the parameters that were read elsewhere."""
     try:
         with without_values():
             module = built(network, lengths).eval()

@@ -1,7 +1,7 @@
-"""Leaves of a network whose rows may lie elsewhere: layers that can compute with a part of their weight's rows.
+"""Leaves of a network: layers that can compute with a part of their weight's rows.
 
-A forward pass of the plain module stays as it is; only such a layer's own call is replaced. Its weight is not there
-meanwhile for anybody else (`Elsewhere`), so that nobody can read a part of it for the whole.
+Only such a layer's own call is replaced. Its weight is not there meanwhile for anybody else (`Elsewhere`), so that
+nobody can read a part of it for the whole.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ from istmpi.models.trials import Watching
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 BLOCK = 2**22
-"""Elements of a weight that are made at a time in a trial."""
 
 Values = Mapping[str, torch.Tensor]
-"""A layer's parameters by their names in it."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer of a network, and the names in the network of its parameters: ``weight``, and ``bias`` if it has one."""
+    """A layer of a network, and the names of its parameters there: ``weight``, and perhaps ``bias``."""
 
     module: nn.Module
     names: Mapping[str, str]
 
     @property
     def of_inputs(self) -> bool:
-        """The weight's rows are inputs, whose contributions are added; else they are outputs, side by side."""
+        """The weight's rows are inputs, whose contributions are added; else outputs, side by side."""
         return isinstance(self.module, TABLES)
 
     @property
     def axis(self) -> int:
-        """The axis of the outputs, from the end, along which the rows lie if they are outputs."""
+        """The axis of the outputs, from the end, along which rows of outputs lie."""
         return -1 - len(getattr(self.module, "kernel_size", ()))
 
     def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
@@ -67,7 +65,7 @@ class Leaf:
             parameters.update(kept)
 
     def block_by_block(self, make: Callable[[str, tuple[int, ...]], torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A forward with values that ``make`` gives for a name and a shape, some rows at a time, and forgotten then."""
+        """A forward with values that ``make`` gives for a name and a shape, some rows at a time."""
         shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
         length = shapes["weight"][0]
         step = max(BLOCK // prod(shapes["weight"][1:]), 1)
@@ -83,7 +81,6 @@ class Leaf:
         return forward
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The layer's outputs from those of consecutive rows."""
         return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
@@ -106,7 +103,6 @@ def _added_up(
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The contribution of ``rows`` to the sum, or to the mean, of each bag."""
 
     def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         options = {"mode": "sum", "per_sample_weights": weights, "include_last_offset": module.include_last_offset}
@@ -124,7 +120,6 @@ def _added_up(
 
 
 def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
-    """The leaves of a network by the names of their modules, from the names of their parameters."""
     leaves = {}
     for path, names in parameters.items():
         module = network.get_submodule(path)
@@ -134,7 +129,7 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules whose kind may be a leaf, whatever their use, with the names of their parameters."""
+    """The modules whose kind may be a leaf, with their parameters' names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     leaves = {}
     for path, module in network.named_modules():
@@ -153,10 +148,8 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here: its shape and dtype can be read; any other use raises RuntimeError.
-
-    ``read`` tells whether anybody has tried.
-    """
+    """A parameter whose values are not here: any use but of its shape and dtype raises RuntimeError, and sets
+    ``read``."""
 
     read = False
     name = ""
@@ -168,7 +161,6 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def of(parameter: torch.Tensor, name: str) -> Elsewhere:
-        """The stand-in for a parameter on the meta device."""
         made = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
         made.name = name
         return made
@@ -196,7 +188,7 @@ class Elsewhere(torch.Tensor):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Networks that are built meanwhile have their parameters on the meta device; buffers are as they always are."""
+    """Networks that are built meanwhile have parameters on the meta device, and buffers as always."""
     replaced: Any = WeakIdKeyDictionary()
 
     def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -217,7 +209,7 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network that is built of shapes alone; its buffers have values where its constructor wants a device."""
+    """Return a network of shapes alone; its buffers have values where its constructor wants a device."""
     try:
         with torch.device("meta"), without_values():
             return build()
@@ -227,10 +219,8 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _Unfilled(Watching):
-    """Changes in place of tensors on the meta device are left out.
-
-    They would change nothing, and PyTorch would import its decompositions for them, for seconds.
-    """
+    """Leaves out changes in place on the meta device, for which PyTorch would import its decompositions, for
+    seconds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
@@ -239,10 +229,7 @@ class _Unfilled(Watching):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters ``elsewhere`` of a network, which are on the meta device, and empty all others.
-
-    Returns the others. Their values are given to them, and taken again, as ``parameter.data``.
-    """
+    """Replace the parameters ``elsewhere`` of a network, which are on the meta device; return the others, emptied."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):

@@ -1,7 +1,5 @@
 """A linear layer whose gradient stays in place, and can be sent in parts while the rest is still being computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,27 +9,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 BLOCK_BYTES = 8 * 2**20
-"""Bytes of a gradient that are computed at a time, if somebody waits for it."""
 
 
 class Linear(nn.Linear):
     """torch's layer, except that the gradient of its weight is written into the same memory in every step.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. On other devices, whose memory torch keeps,
-    and under autocast it is torch's layer and no more.
-
-    ``made``, if it is set, is called in the backward pass with the number of elements of ``weight.grad``, in their
-    order, that have their final values: several times for a large weight. It is not called while a recorded forward
-    pass has had no backward pass.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. ``made``, if it is set, is called in the
+    backward pass with the number of elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
-    """The number of forward passes whose backward pass is still to come."""
+    """Forward passes whose backward pass is still to come."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Products ``[..., outputs]`` of ``[..., inputs]``."""
         recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if not recorded or self.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
@@ -39,17 +31,14 @@ class Linear(nn.Linear):
         return _Product.apply(x, self.weight, self.bias, self)
 
     def release(self) -> None:
-        """Free the memory of a gradient that is no longer used."""
         self._memory = None
 
     def expect_gradient(self) -> None:
-        """Note a recorded forward pass, whose backward pass is to come."""
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """A function that adds to rows of ``weight.grad``, or begins them; to be called for all rows, in their order.
-
-        It takes a slice of rows, the gradients of their products ``[batch, rows]`` and inputs ``[batch, inputs]``.
+        """A function that adds to rows of ``weight.grad``, or begins them, from gradients of products ``[batch, rows]``
+        and inputs; to be called for all rows, in their order.
         """
         self._awaited -= 1
         weight = self.weight
@@ -69,7 +58,7 @@ class Linear(nn.Linear):
         return add
 
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
-        """Add to ``weight.grad``, or begin it, from inputs ``[batch, inputs]`` and gradients ``[batch, outputs]``."""
+        """Add to ``weight.grad``, or begin it."""
         weight = self.weight
         awaited = self.made is not None and self._awaited == 1
         rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if awaited else len(weight)
@@ -80,12 +69,10 @@ class Linear(nn.Linear):
 
 
 def linear_layers(network: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """The linear layers of a network, by name."""
     return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Linear))
 
 
 def release_gradients(network: nn.Module) -> None:
-    """Free a network's gradients and their memory."""
     network.zero_grad(set_to_none=True)
     for _, layer in linear_layers(network):
         layer.release()

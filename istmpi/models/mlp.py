@@ -4,8 +4,6 @@ The paper's form (arXiv 1910.02120, section 4) is the default: Linear without bi
 normalisation without scale and shift on the logits.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import nn

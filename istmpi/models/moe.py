@@ -1,7 +1,5 @@
 """A decoder for text whose feed-forward units are experts, of which a token takes the best (arXiv 2101.03961)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,7 +8,7 @@ from istmpi.models.inner_loss import with_loss
 from istmpi.models.transformer import Transformer
 
 ALIGNED = 16
-"""Bytes of which a matrix's rows must be a multiple for `torch.nn.functional.grouped_mm`."""
+"""Bytes that must divide a row for `torch.nn.functional.grouped_mm`."""
 
 
 class MoE(Transformer):
@@ -70,7 +68,6 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
 
     def forward(self, x):
-        """The addition to the stream, ``[b, t, embed]``."""
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         best, chosen = scores.topk(self.top)
@@ -80,7 +77,7 @@ class Experts(nn.Module):
         return made
 
     def _groups(self, x):
-        """Return True if each expert can compute its own tokens alone; exports, doubles and an old PyTorch cannot."""
+        """Return True if each expert can compute its own tokens alone; not in exports and in doubles."""
         if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
             return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
@@ -96,7 +93,6 @@ class Experts(nn.Module):
         return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
 
     def _masked(self, tokens, scores, best, chosen):
-        """Every expert computes every token, and the weights of others are 0."""
         weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
         gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
         return torch.einsum("teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down)

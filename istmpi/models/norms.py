@@ -1,7 +1,5 @@
 """Batch normalisation without running statistics, whose moments can be set once the full network is calibrated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -21,8 +19,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 class Calibrated:
     """A normalisation of every unit over the batch, or by ``moments`` once they are set: ``[batch, units, ...]``.
 
-    A unit of a subnet sees fewer inputs than it will in the full network, so running statistics gathered in training
-    would be wrong there. `istmpi.evaluation` takes the full network's moments on a sample of the training data.
+    Running statistics of a subnet, whose units see fewer inputs, would be wrong in the full network.
     """
 
     moments: Moments | None = None
@@ -32,8 +29,6 @@ class Calibrated:
 
 
 class BatchNorm(Calibrated, nn.Module):
-    """The normalisation of PyTorch's own layers, without anything else."""
-
     def __init__(self, units: int, affine: bool, dtype: torch.dtype | None = None):
         super().__init__()
         self.num_features, self.eps = units, EPSILON
@@ -48,10 +43,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """The normalisation of another class of PyTorch's or derived from it, which reads running statistics: the moments.
-
-    It follows ``track_running_stats``, by which an instance normalisation decides whether it reads them.
-    """
+    """The normalisation of another class, which reads running statistics: the moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -73,10 +65,7 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations, PyTorch's own and those of derived classes, into such without running statistics.
-
-    So are instance normalisations that have some.
-    """
+    """Turn batch normalisations, and instance normalisations with running statistics, into such without."""
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
@@ -92,7 +81,6 @@ def calibrate(
     inputs: tuple[Any, ...],
     moments_of: Callable[[torch.Tensor, str, bool], Moments],
 ) -> None:
-    """Run a network on a batch's inputs once, `calibrating` its layers."""
     with torch.no_grad(), calibrating(layers, moments_of):
         call(network, inputs)
 
@@ -101,11 +89,7 @@ def calibrate(
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Each normalisation takes the moments of its input, in turn, in a forward pass within.
-
-    One that is called several times has the mean of its calls' moments. ``moments_of`` gets that input, the layer's
-    name, and whether it normalises each example.
-    """
+    """Each normalisation takes the moments of its input, in a forward pass within; the mean of several calls'."""
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -119,16 +103,12 @@ def calibrating(
 
 
 def averaged(moments: Sequence[Moments]) -> Moments:
-    """The mean of the moments of several calls, as running statistics have it."""
     mean, variance = (torch.stack(several).mean(0) for several in zip(*moments))
     return mean, variance
 
 
 def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
-    """Mean and variance ``[units]`` of every unit of ``[batch, units, ...]``, alike for any ``layer``.
-
-    ``each``: the mean of the examples' own variances.
-    """
+    """Mean and variance ``[units]`` of ``[batch, units, ...]``; ``each``: the mean of the examples' own variances."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
     return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance

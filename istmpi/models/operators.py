@@ -1,7 +1,5 @@
 """Operators: every product of a network's forward pass, as a matrix product of named lengths. Pure, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,51 +12,44 @@ Number = int | Fraction
 AGGREGATION = "Aggregation"
 """The kind of a graph's sums over the neighbours of a node."""
 EPSILON = 1e-5
-"""The number that PyTorch's normalisations add to a variance by default."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``.
-
-    A convolution has a row for each position of its output, and sums over channels and kernel. A batched product has
-    the rows of all its matrices. A look-up in a table sums over nothing: its inner length is 0.
+    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``; a look-up has the inner
+    length 0.
     """
 
     shape: Pattern
     """Rows, inner, columns: ``256 (9 channels1) channels2``."""
     module: str
-    """The module that it is called in, by its name in the network; empty for the network's own ``forward``."""
+    """The name of the module that it is called in; empty for the network's own ``forward``."""
     kind: str
-    """The name of that module's class."""
     parameter: str = ""
-    """The weight that it multiplies by; empty if it multiplies outputs of others, as attention's scores do."""
+    """The weight that it multiplies by; empty if there is none."""
     axis: int | None = None
-    """The axis of that weight whose positions are the columns, which is the layer's output."""
+    """The axis of that weight whose positions are the columns."""
     gradients: int = 2
-    """Products of the same size in the backward pass: one for each of the two factors that needs a gradient."""
+    """Products of the same size in the backward pass: one for each factor that needs a gradient."""
     of_input: bool = False
     """A factor is the network's input, whose gradient nobody needs."""
     calls: int = 1
-    """The number of calls in a forward pass."""
     examples: int = 1
-    """The power of the number of examples that it grows with; 0 if it is multiplied once for all of them."""
+    """The power of the number of examples that it grows with, 0 or 1."""
     lookups: float = 0
-    """The rows of a table that a bag adds up for an example, about; the others that a node hears from."""
+    """The rows of a table that a bag adds up; the others that a node hears from."""
     block: int = 0
     """Columns that are in memory at a time; 0 for all."""
 
     def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Multiply-adds of a forward pass over so many examples; the backward pass has ``gradients`` times as many."""
+        """Multiply-adds of a forward pass; the backward pass has ``gradients`` times as many."""
         return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
 
     def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
-        """FLOPs of the forward and of the backward pass over so many examples: two for each multiply-add."""
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
 
     def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Numbers that bags of so many examples add up, each multiplied by its value."""
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
@@ -67,11 +58,9 @@ class Operator:
         return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Numbers that a forward pass over so many examples makes."""
         rows, _, columns = self.shape.shape(lengths)
         return rows * columns * self.calls * examples**self.examples
 
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
-    """FLOPs of training on an example: forward and backward."""
     return sum(sum(operator.flops(lengths)) for operator in operators)

@@ -1,11 +1,9 @@
 """A reading of the axes that go with a width, tried on a small network with random weights.
 
-Units of a layer are interchangeable: permuting them in all parameters at once must leave the outputs as they were. And
-a network that is built with some of the units must compute the same as the full one whose other units are silent,
-unless something spans them: a normalisation, or a scale by their number.
+Permuting a layer's units in all parameters at once must leave the outputs as they were. A network that is built with
+some of the units must compute the same as the full one whose other units are silent, unless something spans them: a
+normalisation, or a scale by their number.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,19 +15,16 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import built
-from istmpi.models.running import TOKENS, running, shortly
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, seeded
+from istmpi.models.trials import FEW, TOKENS, Watching, alike, hooked, random_values, running, seeded, shortly
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
 """Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
-of an axis: else a wrong reading may permute blocks of units that are another width's, and change nothing, either."""
+of an axis: else a wrong reading may permute another width's units, and change nothing."""
 DIVISORS = 64
-"""The largest divisor of a width that is tried where the constructor takes no such primes."""
 EXAMPLES = 3
 AT_OWN_SIZE = 2
-"""Examples at a network's own size."""
 PERMUTATIONS = 2
 RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
     "rand",
@@ -40,18 +35,17 @@ RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geo
     "normal_functional",
     "uniform",
 }
-"""Operations that make floating-point numbers at random."""
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
 Reading = Mapping[Place, tuple[int, int]]
 """The order of a width's units on each axis: ``(a, b)`` of ``a * units * b``."""
 Moving = Mapping[str, Mapping[Place, int]]
-"""The axes that double with each width, and the number of positions that a unit has there."""
+"""The axes that double with each width, and a unit's positions there."""
 
 
 class Trial:
-    """A small network in double precision, with random values, on which readings of a width are tried."""
+    """A small network, with random values, on which readings of a width are tried."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
         self._network = network
@@ -75,10 +69,8 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """The network with the fewest units that the constructor takes; widths that share an axis with this one stay.
-
-        Returns the examples, the units, the other widths that are smaller than in the full network, and the network.
-        """
+        """The network with the fewest units that the constructor takes; widths that share an axis with this one
+        stay."""
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
@@ -115,7 +107,7 @@ class Trial:
         return values
 
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The outputs; ``made`` takes the output of each module, in the order in which they are done."""
+        """The outputs; ``made`` takes each module's output, in order."""
 
         def note(name: str, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
@@ -134,7 +126,7 @@ class Trial:
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
-        """The first module behind which permuting by a reading shows; empty where the outputs stay as they were."""
+        """The first module behind which permuting shows; empty if none."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
             if not alike(self._run(self._permuted(reading, order), made), self._expected):
@@ -144,14 +136,13 @@ class Trial:
         return ""
 
     def read_before(self, module: str) -> Sequence[str]:
-        """The parameters that are read before a module is done, in that order; all of them for none."""
+        """The parameters that are read before a module is done, in order; all of them for none."""
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """Return the name of a parameter whose permutation has no effect: the trial proves nothing; "" if none.
+        """Return the name of a parameter whose permutation has no effect, which proves nothing; "" if none.
 
-        It has several readings. ``sure``: other random weights told no more, so that any reading is right of one that
-        the outputs do not depend on, as a key's bias before a softmax.
+        ``sure``: other random weights told no more; any reading is right of one that the outputs do not depend on.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
@@ -168,7 +159,6 @@ class Trial:
         return self._mattering[place, order]
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
-        """Return True if the outputs are others where the units of a reading have other values."""
         values = dict(self._values)
         for name, place in reading:
             values[name] = values[name] * torch.linspace(1, 2, values[name].shape[place]).double().view(
@@ -177,7 +167,7 @@ class Trial:
         return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
-        """Return True if a network with some of the units differs from this one whose other units are silent."""
+        """Return True if a narrow network differs from this one whose other units are silent."""
         narrow, units = self._narrow()
         if narrow is None:
             return True
@@ -195,7 +185,7 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The widest smaller network that can be built and run, and its units; ``(None, 0)`` if there is none."""
+        """The widest smaller network that can be built and run, and its units; ``(None, 0)`` if none."""
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})
@@ -204,12 +194,10 @@ class Trial:
         return None, 0
 
     def shown(self, module: str) -> str:
-        """A module's name and kind, as messages have it; the name alone if it is none."""
         kinds = {name: type(layer).__name__ for name, layer in self._built.named_modules() if name}
         return f"{module} ({kinds[module]})" if module in kinds else module
 
     def order(self, module: str) -> int:
-        """The place of a module in the order of calls."""
         names = list(self._outputs_of)
         return names.index(module) if module in names else len(names) if module else -1
 
@@ -217,8 +205,7 @@ class Trial:
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
     """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
 
-    ``readings``: those that small networks have proved, by width. A constructor may make another network of many units
-    than of few, and a forward another computation in training; what it draws at random is replaced by constants.
+    A constructor may make another network of many units, and a forward another computation in training.
     """
     if not readings:
         return {}
@@ -257,7 +244,7 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
 
 
 class _Reads(Watching):
-    """Notes in which order some values, by their names, are read while it is entered."""
+    """Notes in which order some values are read while it is entered."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
@@ -272,7 +259,7 @@ class _Reads(Watching):
 
 
 class Steady(Watching):
-    """Random numbers are constants while it is entered: a unit's do not depend on its place."""
+    """Random numbers are constants while it is entered."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -285,7 +272,6 @@ class Steady(Watching):
 
 
 def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
-    """The positions of an axis with permuted units."""
     outer, inner = order
     return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
 
@@ -305,7 +291,7 @@ def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if the numbers of each example are the same, perhaps in another order, as their powers tell."""
+    """Return True if each example has the same numbers in any order, as their powers tell."""
     if values.shape != expected.shape or values.ndim < 2:
         return values.shape == expected.shape and alike(values, expected)
     rows, others = values.flatten(1), expected.flatten(1)

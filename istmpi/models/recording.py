@@ -1,7 +1,5 @@
 """The operations of a forward pass as PyTorch computes them: products with their sizes, and normalisations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,19 +25,17 @@ NORMALISATIONS = {
 }
 
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
-"""Operations that add two summands: their first tensor, and the result of the others."""
+"""Operations that add their first tensor and the result of the others."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A product or a normalisation of a forward pass."""
-
     module: str
     kind: str
     parameter: str
     normalises: bool
     sizes: tuple[int, ...]
-    """Rows, inner and columns for all examples; for a normalisation the numbers that it makes."""
+    """Rows, inner and columns for all examples; a normalisation's numbers."""
     axis: int | None = None
     gradients: int = 0
     of_input: bool = False
@@ -50,14 +46,13 @@ class Record:
         return self.module, self.kind, self.parameter, self.normalises, len(self.sizes)
 
     def operator(self, shape: Pattern, examples: int) -> Operator:
-        """The operator at any widths."""
         facts = self.module, self.kind, self.parameter, self.axis, self.gradients, self.of_input
         return Operator(shape, *facts, examples=examples)
 
 
 @dataclass(frozen=True)
 class _Product:
-    """Two factors, the second one the weight if there is one, and the dimension of it that makes the columns."""
+    """Two factors, the second one the weight if there is one, and its dimension that makes the columns."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -68,13 +63,13 @@ class _Product:
 
 
 class Recorder(Watching):
-    """Sees every operation on a network's tensors while it is entered, and keeps records of some."""
+    """Sees every operation on a network's tensors while it is entered."""
 
     def __init__(self, network: nn.Module, *inputs: torch.Tensor):
         super().__init__()
         self.records: list[Record] = []
         self.joins: set[tuple[int, int]] = set()
-        """Products, by the numbers of their records, whose outputs are added, and the second follows from the first."""
+        """Products, by their records' numbers, whose outputs are added, and the second follows from the first."""
         self._parameters = dict(network.named_parameters())
         self._parameter_of = {storage_of(parameter): name for name, parameter in self._parameters.items()}
         self._of_examples = {storage_of(x) for x in inputs}
@@ -91,7 +86,6 @@ class Recorder(Watching):
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
-        """Note the module that each operation is called in."""
         with modules_noted(network, self._modules):
             yield
 
@@ -133,7 +127,6 @@ class Recorder(Watching):
 
     @property
     def _module(self) -> tuple[str, str]:
-        """The name and the kind of the module that is being called."""
         return self._modules[-1], self._kinds[self._modules[-1]]
 
     def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
@@ -177,8 +170,7 @@ class Recorder(Watching):
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
 
-        Left out are recurrences: layers that made the other summand as well, at another time, and those of one
-        recurrent module; and tables of places, which several layers may add to what they make, as T5's.
+        Recurrences, and tables of places that several layers add, are left out.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.records[number].parameter for number in _bits(second)}
@@ -193,7 +185,6 @@ class Recorder(Watching):
         return storage_of(tensor) not in self._of_examples
 
     def _axis(self, product: _Product, name: str) -> int | None:
-        """The axis of a parameter along which a dimension of a view of it runs."""
         parameter = self._parameters.get(name)
         view, dimension = product.weight, product.dimension
         if parameter is None or view.numel() != parameter.numel():

@@ -1,12 +1,8 @@
 """Blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961): found by doubling their number, proved.
 
-An integer of the constructor that counts the modules of a list has the residual blocks among them as its units. A block
-is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing: it adds their
-outputs to its input. The network must then compute the same whether the ends of a block are silent or the block is
-gone.
+A block is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing. The network
+must then compute the same whether the ends are silent or the block is gone.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +14,8 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.leaves import shaped
-from istmpi.models.running import running
 from istmpi.models.table import ResidualBlock
-from istmpi.models.trials import alike, few, hooked, random_values
+from istmpi.models.trials import alike, few, hooked, random_values, running
 from istmpi.models.user import UserNetwork, Width
 from istmpi.trees import mapped
 
@@ -28,7 +23,7 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold; what a network reads of it is the block's.
+    """The identity, in place of a ``block`` that a rank does not hold; its attributes are the block's.
 
     Where the block returns a tuple of ``outputs``, the others are None. ``made``: what it returns instead.
     """
@@ -44,14 +39,12 @@ class Absent(nn.Module):
         return getattr(self.__dict__["_block"], name)
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
-        """The block's first argument, unchanged."""
         if self._made is not None:
             return _copied(self._made)
         return (x, *[None] * (self._outputs - 1)) if self._outputs else x
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
-    """Let a network have another module in this place."""
     holder, _, key = path.rpartition(".")
     network.get_submodule(holder)._modules[key] = module
 
@@ -59,11 +52,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """The residual blocks that an integer of the constructor counts, or the problem.
-
-    ``lengths``: of the widths that can be dealt out, which are tried at few units. ``full``: the network itself, which
-    gets other values.
-    """
+    """The residual blocks that an integer of the constructor counts, or the problem; ``full`` gets other values."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -91,7 +80,6 @@ def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
 def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
-    """The modules of a network that are residual blocks."""
     calls, blocks = _calls(network, built, x, paths), {path: built.get_submodule(path) for path in paths}
     try:
         for path, block in blocks.items():
@@ -117,7 +105,7 @@ def _residual(
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The calls of each module in a forward pass: inputs, as it leaves them, named inputs and output."""
+    """The calls of each module: inputs, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
@@ -131,17 +119,13 @@ def _calls(
 
 
 def _shares_parameters(built: nn.Module, path: str) -> bool:
-    """Return True if a module shares its parameters with others, or has none."""
     inside = {id(parameter) for parameter in built.get_submodule(path).parameters()}
     every = built.named_parameters(remove_duplicate=False)
     return not inside or any(id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}."))
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fewest layers of a block, the last ones, that must be silent for its input to come out; empty if none do.
-
-    They have their names in the block: the empty one is the block itself.
-    """
+    """The fewest last layers of a block that must be silent for its input to come out; empty if none do."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
@@ -193,7 +177,6 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let layers have so many times their parameters, without which homogeneous ones are silent."""
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:

@@ -1,7 +1,5 @@
 """Residual networks with pre-activation (He et al. 2016, arXiv 1603.05027), for images of any size."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 
@@ -37,13 +35,7 @@ class ResNet(nn.Module):
             )
         if stem not in (3, 7):
             raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
-        if len(shape) != 3:
-            raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
-        if any(not 1 <= section < len(blocks) for section in exits) or [*exits] != sorted({*exits}):
-            raise ValueError(
-                f"exits = {list(exits)} must be sections from 1 to {len(blocks) - 1}, each once and in order: behind "
-                f"the last one is the classifier itself"
-            )
+        require_images(shape, exits, len(blocks) - 1)
         self.stem = nn.Conv2d(shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False)
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()
         sections, before = [], channels[0]
@@ -79,7 +71,6 @@ class Exit(nn.Module):
         self.outputs = nn.Linear(channels, outputs)
 
     def forward(self, x):
-        """Logits ``[b, outputs]``."""
         return self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
 
 
@@ -107,10 +98,17 @@ class Block(nn.Module):
         self.shortcut = None if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x):
-        """The stream behind the block, ``[b, after, height, width]``."""
         activated = functional.relu(self.norms[0](x))
         shortcut = x if self.shortcut is None else self.shortcut(activated)
         made = self.convolutions[0](activated)
         for norm, convolution in zip(self.norms[1:], self.convolutions[1:]):
             made = convolution(functional.relu(norm(made)))
         return shortcut + made
+
+
+def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:
+    """Raise ValueError for examples that are no images, and for exits that are not behind these sections."""
+    if len(shape) != 3:
+        raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+    if any(not 1 <= section <= sections for section in exits) or [*exits] != sorted({*exits}):
+        raise ValueError(f"exits = {list(exits)} must be sections from 1 to {sections}, each once and in order")

@@ -1,7 +1,5 @@
 """GraphSAGE with the mean over neighbours (Hamilton et al. 2017, arXiv 1706.02216), wide as in GIST (2102.10424)."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 
@@ -38,7 +36,6 @@ class SAGE(nn.Module):
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, (to_self, to_others) in enumerate(zip(self.own, self.heard)):
             if number == 0 and not self.aggregate_first:

@@ -1,8 +1,7 @@
 """Factors of sums over units, applied where the network's code takes them: to an operand, or to the result.
 
-`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way: that parameter is
-multiplied itself. Of the others, the call in the code is found again by its module, function, parameters and lengths.
-All of it happens above autograd, so that gradients are those of what is computed.
+`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way, which is
+multiplied itself. The calls of others are found again by module, function, parameters and lengths, above autograd.
 """
 
 from __future__ import annotations
@@ -32,46 +31,41 @@ CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") 
 SUMS = ("sum", "nansum", "logsumexp")
 NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
-"""Functions of a norm over the last axis, or another one, with the place of its order among their arguments."""
+"""Functions of a norm over an axis, with the place of its order among their arguments."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function in a network's code that takes a sum."""
-
     function: str
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """The power of the sum's factor that the result has: a half for the root of a sum of squares."""
+    """The power of the sum's factor that the result has."""
     detail: str = ""
-    """The equation of an einsum, or the axes that are summed over."""
     module: str = ""
     parameter: str = ""
-    """The parameters among the operands, joined by commas."""
     inner: int = field(default=0, compare=False)
-    """The length that is summed over, where one call may sum over another than the next."""
+    """The length that is summed over, where calls differ in it."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:
-        """The call with the module that it is in, without its operands."""
         return replace(self, module=module, parameter=parameter, operands=())
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """The facts by which it is found again, but for the length."""
         return self.module, self.function, self.parameter, self.detail
 
 
 def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
-    """The sum that a function takes, if it is one whose operand or result can be multiplied."""
+    """The sum that a function takes, if an operand or the result can be multiplied."""
     args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
     if not args:
         return None
     if name in PRODUCTS:
         operand = PRODUCTS[name]
         pair = args[operand : operand + 2]
-        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if _are_tensors(pair) else None
+        of_tensors = len(pair) == 2 and all(isinstance(value, torch.Tensor) for value in pair)
+        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if of_tensors else None
     if name in CONVOLUTIONS:
         return Call(name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2])
     if name == "bilinear":
@@ -109,36 +103,34 @@ def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[A
 
 
 def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
-    """The axes that a sum over these, by default all, adds up, in their order, and the length of all of them."""
+    """The axes that a sum adds up, by default all, and their length."""
     chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
     places = sorted(axis % x.ndim for axis in chosen) if x.ndim else []
     return places, prod(x.shape[place] for place in places)
 
 
 class Provenance:
-    """Tells which tensors are made of parameters, without any example, and of which."""
+    """Tells which tensors are made of parameters alone, and of which."""
 
     def __init__(self) -> None:
         # By storage. The tensors are kept, or others might take their place in memory and be mistaken for them.
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
-        """Know a network's buffers and parameters."""
         here = [entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)]
         self._known = {storage_of(tensor): (tensor, "") for _, tensor in network.named_buffers()}
         self._known |= {storage_of(tensor): (tensor, name) for name, tensor in here}
 
     def clear(self) -> None:
-        """Forget all."""
         self._known.clear()
 
     def parameters(self, operands: Sequence[Any]) -> str:
-        """The names of the parameters that operands are made of, joined by commas."""
+        """The names of the parameters that operands are made of."""
         entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
         return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
-        """Take note of an operation: its results are known if all that it used is."""
+        """Take note of an operation, whose results are known if all that it used is."""
         if name.endswith("_like") or name.startswith("new_"):
             used = []  # their values do not count
         all_known = all(storage_of(tensor) in self._known for tensor in tensors_in(used))
@@ -151,10 +143,7 @@ class Provenance:
 
 
 class Scaled(TorchFunctionMode):
-    """Multiplies the sums of a network's calls by their factors.
-
-    ``factors``: by the `Call.place` of each and the length that it sums over. A factor may be a tensor.
-    """
+    """Multiplies the sums of a network's calls by their factors, by `Call.place` and the length that each sums over."""
 
     def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
         super().__init__()
@@ -163,7 +152,6 @@ class Scaled(TorchFunctionMode):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter it for one forward pass."""
         self._known.begin(self._network)
         with modules_noted(self._network, self._modules), self:
             yield
@@ -200,7 +188,6 @@ class Scaled(TorchFunctionMode):
 
 @contextmanager
 def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
-    """Let a network have some of its parameters times their factors, in its modules' attributes of the same names."""
     factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
     products: dict[int, torch.Tensor] = {}
     changed = []
@@ -238,10 +225,6 @@ def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
             handles.append(module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True))
     with hooked(handles):
         yield
-
-
-def _are_tensors(values: Sequence[Any]) -> bool:
-    return len(values) == 2 and all(isinstance(value, torch.Tensor) for value in values)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -1,7 +1,6 @@
 """The class of a user's network, and a hash of its source: the file that is named, and its imports from its folder.
 
-The source is read in the files' text, not in what is loaded, so that it is the same in every process. An import under
-a name that is made up while the program runs is missed.
+The files' text is read, so that it is the same in every process. Imports under made-up names are missed.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class Source:
     """The source of a class; equal where the files are the same, wherever they lie."""
 
     hash: str = ""
-    """The beginning of a SHA-256: that of the file itself if there is no other. Empty if there is no file."""
+    """The beginning of a SHA-256; empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The versions of what the files import from elsewhere, the standard library left out."""
+    """The versions of what the files import from elsewhere."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
-    """The class FILE.py:Class or package.module:Class, and its source; ConfigError if there is none. Runs the code."""
+    """The class FILE.py:Class or package.module:Class, and its source; runs the code. ConfigError if there is none."""
     kind, module = load_class(name)
     try:
         return kind, _source_of(kind, module)
@@ -46,7 +45,6 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
 
 
 def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
-    """The class FILE.py:Class or package.module:Class, and the module that it was read from."""
     from torch import nn
 
     module, class_name = module_of("--model", name, "Class")
@@ -62,7 +60,6 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
 
 
 def class_name(kind: type[nn.Module]) -> str:
-    """The name FILE.py:Class or package.module:Class of a loaded class; ConfigError for what is no module's class."""
     from torch import nn
 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -75,13 +72,12 @@ def class_name(kind: type[nn.Module]) -> str:
 
 
 def source_of(kind: type[nn.Module]) -> Source:
-    """The source of a loaded class; empty where it has no file."""
     module = sys.modules.get(kind.__module__)
     return _source_of(kind, module) if module else Source()
 
 
 def _source_of(kind: type, module: ModuleType) -> Source:
-    """The source of a class that was read from a module, perhaps imported there from another."""
+    """The source of a class from a module, perhaps imported there from another."""
     modules = dict.fromkeys([module.__name__, kind.__module__])
     homes = [_Home.of(module if name == module.__name__ else sys.modules.get(name)) for name in modules]
     files: dict[Path, str] = {}
@@ -99,14 +95,11 @@ def _source_of(kind: type, module: ModuleType) -> Source:
 
 @dataclass(frozen=True)
 class _Home:
-    """The folder that a module's imports are looked up in, and the module's file."""
-
     folder: Path
     file: Path
 
     @staticmethod
     def of(module: ModuleType | None) -> _Home | None:
-        """The home of a module that is a file of Python; None for another."""
         try:
             file = Path(inspect.getsourcefile(module)).resolve()
         except TypeError:  # it is built in, or there is none
@@ -115,7 +108,6 @@ class _Home:
         return _Home(file.parents[min(above, len(file.parents) - 1)], file)
 
     def collect(self, files: dict[Path, str], libraries: set[str]) -> None:
-        """Add the module's file and all that it imports from its folder, by their names in it; and other libraries."""
         waiting = [self.file]
         while waiting:
             file = waiting.pop()
@@ -135,7 +127,6 @@ class _Home:
         return (self.folder / f"{top}.py").is_file() or (self.folder / top).is_dir()
 
     def _files(self, name: str) -> Iterator[Path]:
-        """The files in the folder that an import of a dotted name runs."""
         at = self.folder
         for part in name.split("."):
             for file in (at / f"{part}.py", at / part / "__init__.py"):
@@ -145,7 +136,6 @@ class _Home:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[str]:
-    """The dotted names that a file imports, wherever in it; a name imported from a module may be a module, too."""
     package = file.relative_to(folder).parent.parts
     try:
         tree = ast.parse(file.read_bytes())

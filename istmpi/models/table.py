@@ -1,7 +1,6 @@
 """A network's table: all that the engine, the cost model, evaluation and checkpoints know of it, as plain values.
 
-A network that may be larger than memory has it written down (`istmpi.models.tables`); of any other an inspection finds
-it (`istmpi.models.inspection`). Checkpoints have it as JSON, so that they can be read without the network's code.
+It is written down (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints have it as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.models.operators import EPSILON, Operator
+from istmpi.settings import convert
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,26 @@ class ParameterEntry:
 
 @dataclass(frozen=True)
 class BatchNormalisation:
-    """A normalisation over the batch: its number of units, and what it adds to a variance."""
-
     units: int
     epsilon: float = EPSILON
 
 
 @dataclass(frozen=True)
 class ResidualBlock:
-    """A module that adds the outputs of its ``ends``, layers inside it, to its input; all by their names."""
+    """A module that adds the outputs of its ``ends``, layers inside it, to its input."""
 
     path: str
     ends: tuple[str, ...]
     outputs: int = 0
-    """The number of its outputs, of which the first one counts; 0 for one that is no tuple."""
+    """The number of its outputs, of which the first counts; 0 for no tuple."""
 
     def has(self, name: str) -> bool:
-        """Return True if a module, or a parameter, is the block's own."""
         return name == self.path or name.startswith(f"{self.path}.")
 
 
 @dataclass(frozen=True)
 class Use:
-    """A call in a network's code that sums over units, and is no call of a layer with a weight of its own."""
+    """A call that sums over units, and is no call of a layer with a weight of its own."""
 
     module: str
     function: str
@@ -60,11 +57,10 @@ class Use:
     inner: str
     """The axis that is summed over: ``(4 hidden)``."""
     groups: tuple[str, ...]
-    """The groups whose units are added up, with repetition; others on that axis are averaged."""
+    """The groups whose units are added up, with repetition; others are averaged."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """The facts by which it is found in a forward pass, but for the length of ``inner``."""
         return self.module, self.function, self.parameter, self.detail
 
 
@@ -74,12 +70,10 @@ Blocks = Mapping[str, Sequence[ResidualBlock]]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A network without the way to build it: all that the engine, the cost model and checkpoints know of it."""
-
     source: str = ""
-    """A hash of the files that the class is made from (`istmpi.models.source`); empty for a table written down."""
+    """A hash of the class's files; empty for a table written down."""
     settings: Mapping[str, Any]
-    """The arguments of the constructor, defaults included; for an object that JSON has no form for, its name."""
+    """The arguments of the constructor; names of objects that JSON has no form for."""
     groups: Mapping[str, int]
     """The widths that can be dealt out, with their full lengths."""
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -87,103 +81,60 @@ class Table:
     undealt: Mapping[str, str] = field(default_factory=dict)
     """The reason why each of the other widths cannot be dealt out."""
     parameters: Mapping[str, ParameterEntry]
-    """Every parameter by its name in the network; a tied one has the first of its names."""
+    """Every parameter by its name; a tied one has the first of its names."""
     computed: tuple[str, ...] = ()
-    """The parameters that start with what the constructor computes, neither constant nor drawn."""
+    """The parameters that start with computed values, neither constant nor drawn."""
     norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
-    """The batch normalisations by the names of their modules, or of modules that have no other one inside."""
+    """The batch normalisations by their modules, or those that have no other inside."""
     sums: Mapping[str, tuple[str, ...]]
-    """The modules whose product sums over units of these groups, with no batch normalisation directly behind it."""
+    """The modules whose product sums over units of these groups, no batch normalisation directly behind."""
     uses: tuple[Use, ...] | None = ()
-    """The sums over units in other calls; None in a file of an earlier version, which does not tell."""
+    """The sums over units in other calls; None in a file of an earlier version."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that are used in sums over units of these groups alone, and are multiplied themselves."""
+    """The parameters that are multiplied themselves, for they are in such sums alone."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The places in a forward pass where sums over units of these groups cannot be scaled."""
+    """The places where sums over units of these groups cannot be scaled."""
     stochastic: bool
-    """Training draws random numbers."""
     operators: tuple[Operator, ...]
-    """The products of a forward pass."""
     normalised: tuple[str, ...]
-    """The axes of what each normalisation of any kind makes for an example."""
+    """The numbers that each normalisation makes for an example."""
     residual: Mapping[str, str] = field(default_factory=dict)
-    """The groups that a residual addition joins layers of, with two such layers: not dealt out by default."""
+    """The groups that a residual addition joins layers of, with two such layers."""
     inexact: tuple[str, ...] = ()
-    """The modules whose products are counted as large as in the full network, for they do not grow by whole widths."""
+    """The modules whose products are counted as in the full network."""
     preferred: tuple[str, ...] = ()
-    """The groups that the class itself says to deal out by default (its attribute ``DEALT``)."""
+    """The groups that the class prefers to deal out (``DEALT``)."""
     blocks: Blocks = field(default_factory=dict)
     """The residual blocks of each group that has blocks as its units."""
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The modules that compute alike wherever the rows of their parameters lie, and the names of these."""
+    """The leaves, and the names of their parameters."""
     exits: int = 1
-    """The number of outputs that a forward pass returns, the full network's included (`istmpi.exits`)."""
+    """The number of outputs that a forward pass returns (`istmpi.exits`)."""
     head: str = ""
-    """The leaf whose outputs are the network's, if there is one: they need not be gathered."""
+    """The leaf whose outputs are the network's, and need not be gathered."""
     stages: tuple[str, ...] = ()
-    """The children that are called one after another and are all of the network; empty where that is not known. In an
-    evaluation their rows stay where they are."""
+    """The children that are called one after another, whose rows stay where they are in an evaluation; perhaps
+    empty."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups that are dealt out by default: `dealt_by_default` of those whose sums can be scaled."""
         patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
         scaled = [group for group in self.groups if not any(group in names for names in self.unscaled.values())]
         return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)
 
     def tree(self) -> dict[str, Any]:
-        """The table as JSON has it."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
         return json.loads(json.dumps(facts, default=plain, skipkeys=True))
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """The inverse of `tree`, also for a file of an earlier version; any exception where the values are no table."""
+        """The inverse of `tree`, also of earlier versions; any exception for what is no table."""
 
-        def names(key: str) -> dict[str, tuple[str, ...]]:
-            return {name: tuple(several) for name, several in tree.get(key, {}).items()}
-
-        def lengths(key: str) -> dict[str, int]:
-            return {name: int(length) for name, length in tree.get(key, {}).items()}
-
-        return Table(
-            source=str(tree["source"]),
-            settings=dict(tree["settings"]),
-            groups=lengths("groups"),
-            fixed=lengths("fixed"),
-            undealt=dict(tree["undealt"]),
-            parameters={name: ParameterEntry(**entry) for name, entry in tree["parameters"].items()},
-            computed=tuple(tree.get("computed", ())),
-            norms={name: BatchNormalisation(**entry) for name, entry in tree["norms"].items()},
-            sums=names("sums"),
-            uses=None
-            if (uses := tree.get("uses")) is None
-            else tuple(Use(**{**use, "groups": tuple(use["groups"])}) for use in uses),
-            folded=names("folded"),
-            unscaled=names("unscaled"),
-            stochastic=bool(tree["stochastic"]),
-            operators=tuple(
-                Operator(**{**entry, "shape": Pattern.parse(entry["shape"])}) for entry in tree["operators"]
-            ),
-            normalised=tuple(tree["normalised"]),
-            residual=dict(tree["residual"]),
-            inexact=tuple(tree["inexact"]),
-            preferred=tuple(tree.get("preferred", ())),
-            blocks={
-                name: tuple(ResidualBlock(**{**block, "ends": tuple(block["ends"])}) for block in blocks)
-                for name, blocks in tree.get("blocks", {}).items()
-            },
-            leaves=names("leaves"),
-            exits=int(tree.get("exits", 1)),
-            head=str(tree.get("head", "")),
-            stages=tuple(tree.get("stages", ())),
-        )
+        operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
+        return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """The first fact that another table has otherwise; empty where both describe the same network.
-
-        Source, initial values, products and the reasons for widths that are not dealt out may differ.
-        """
+        """The first fact that another table has otherwise; source, initial values and products may differ."""
         compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
         for fact in compared:
@@ -210,8 +161,7 @@ def dealt_by_default(
 ) -> tuple[str, ...]:
     """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
 
-    Else those of no residual stream, or all if there is no other; and of several that lie on one axis (heads and their
-    width) the outermost alone: with both, a rank would have a P-th of a P-th of it, and most of it no trainer. Whole
+    Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
     ``blocks`` only where there is nothing else.
     """
     if chosen := tuple(group for group in groups if group in preferred):
@@ -225,13 +175,13 @@ def dealt_by_default(
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:
-    """The unit that a module, or a parameter, is part of: ``blocks[3]``; None if it is on every rank."""
+    """The unit that a module or parameter is part of: ``blocks[3]``, or None."""
     units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
     return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """The axes of something that is part of a unit: empty where a rank does not hold it."""
+    """The axes of a part of a unit: empty where a rank does not hold it."""
     if unit is None:
         return pattern
     first, *others = pattern.axes
@@ -239,7 +189,7 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
 
 
 def plain(value: Any) -> Any:
-    """An entry as a dict, and any other object by a name that is the same in every process."""
+    """An entry as a dict, another object by its name."""
     if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use):
         return asdict(value)
     if isinstance(value, Operator):

@@ -1,10 +1,7 @@
-"""Tables of the networks that may be larger than one machine's memory: written down, without torch or an inspection.
+"""Tables of the networks that may be larger than memory: written down, without torch or an inspection.
 
-Tests hold each to what `istmpi.models.inspection` finds of small networks, except for the sums over the neighbours of a
-node, which an inspection does not see.
+Tests hold each to what `istmpi.models.inspection` finds of small networks, but for sums over neighbours.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,32 +18,28 @@ from istmpi.names import ACTIVATIONS, NORMS
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of the data that a table depends on."""
-
     shape: tuple[int, ...]
     outputs: int
     in_a_row: int = 0
     """The features of a sparse row, about."""
     odds: float = 0.5
-    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias. With very
-    many labels of which a row has a few, learning that all are rare would otherwise take most of the run (Lin et al.
-    2017, arXiv 1708.02002, section 3.3)."""
+    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias: to learn that
+    very many labels are rare would take most of the run (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
     degree: float = 0.0
     """The neighbours of a node in a batch, in the mean."""
 
     @property
     def features(self) -> int:
-        """The number of values in one example."""
         return prod(self.shape)
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """The table of a network with all its ``settings``; None where only an inspection of the network gives one."""
+    """The table of a network with all its ``settings``; None where an inspection gives it."""
     return _TABLES[name](facts, settings) if name in _TABLES else None
 
 
 def has_table(name: str) -> bool:
-    """Return True if a network's table is written down, so that nothing of it need be tried at full size."""
+    """Return True if a network's table is written down, so that it need not be tried."""
     return name in _TABLES
 
 
@@ -76,7 +69,6 @@ def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """The table of `istmpi.models.xc.XC`."""
     norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
     _require_known(settings, "norm", NORMS)
     if block < 0:
@@ -113,7 +105,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """The table of a network whose examples are nodes, with a product of each layer in each of these ``lists``."""
+    """The table of a graph network, with a product of each layer in each of these ``lists``."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
@@ -142,8 +134,6 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 
 
 class _Layers:
-    """The parts of a table, layer by layer."""
-
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings
         self.groups = {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}
@@ -153,7 +143,7 @@ class _Layers:
         self.operators: list[Operator] = []
 
     def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
-        """Add the weight of a product, ``[width, before]``, and perhaps its bias; ``centre``: that of the bias."""
+        """Add the weight of a product, ``[width, before]``, and perhaps its bias around ``centre``."""
         self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
         self.leaves[path] = (f"{path}.weight",)
         if bias:
@@ -161,12 +151,10 @@ class _Layers:
             self.leaves[path] += (f"{path}.bias",)
 
     def add_norm(self, path: str, name: str) -> None:
-        """Add the parameters of a normalisation."""
         self.parameters[f"{path}.weight"] = ParameterEntry(name, 0.0, 1.0)
         self.parameters[f"{path}.bias"] = ParameterEntry(name, 0.0, 0.0)
 
     def table(self, **facts: Any) -> Table:
-        """The table, with other facts."""
         return Table(
             settings=self.settings,
             groups=self.groups,

@@ -1,9 +1,7 @@
 """The operators of a network, as a run of it shows them, for any widths.
 
-The network is built with few units and run on examples under a mode that sees each of PyTorch's operations. Then each
-width is doubled in turn, and the examples: a size that doubles has that width as a factor. The full network must have
-the sizes that follow; where it has not, its own sizes stand for all widths. All are really run: for the meta device
-PyTorch first imports its decompositions, for some seconds.
+The network is run with few units, then with each width doubled, and the examples: a size that doubles has that width as
+a factor. Where the full network has other sizes than follow, these stand for all widths.
 """
 
 from __future__ import annotations
@@ -32,16 +30,11 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Traced:
-    """The computation of a network's forward pass."""
-
     operators: tuple[Operator, ...]
     """The products, in the order in which they are first called."""
     normalised: tuple[Pattern, ...]
-    """The numbers that each normalisation makes for an example."""
     inexact: tuple[str, ...]
-    """The modules whose products have the sizes of the full network, whatever the widths."""
     residual: Mapping[str, str]
-    """The widths that a residual addition joins layers of, with two such layers."""
 
 
 def trace(
@@ -51,10 +44,7 @@ def trace(
     full: nn.Module | None = None,
     recorder: Recorder | None = None,
 ) -> Traced:
-    """The computation of a network, in terms of these widths and blocks of it; ConfigError where it cannot be run.
-
-    ``full``: the network itself, and ``recorder``: that of a pass, if there are some already.
-    """
+    """The computation of a network, in terms of these widths and blocks; ConfigError where it cannot be run."""
     full = full or built(network)
     recorder = recorder or recorded(network, full, EXAMPLES)[0]
     of_full = recorder.records
@@ -89,22 +79,19 @@ def trace(
 
 @dataclass(frozen=True)
 class _Family:
-    """The records of a network at some lengths, and again with each width, or the examples, doubled."""
+    """The records of a network at some lengths, and with each width, or the examples, doubled."""
 
     lengths: Mapping[str, int]
     examples: int
     records: Sequence[Record]
     doubled: Mapping[str, Sequence[Record]]
-    """The records with a width doubled, by its name; the examples have an empty one."""
+    """The records with a width, by its name, or the examples doubled."""
 
     @staticmethod
     def of(
         network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
     ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be built and run, or computes other things.
-
-        ``full``: the network itself, which may be large: an example is enough, for that of all is expected.
-        """
+        """The family at these lengths; None where a member cannot be run, or computes other things."""
         examples = EXAMPLES // 2 if full else EXAMPLES
 
         def records(module: nn.Module, examples: int = examples) -> list[Record]:
@@ -123,9 +110,8 @@ class _Family:
         return family if all([record.what for record in member] == kinds for member in members) else None
 
     def read(self, place: int, expected: Sequence[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-        """The sizes of a record as axes, and the power of the examples that they have in all.
-
-        None where a size is no product of widths, or not as expected at full lengths.
+        """The sizes of a record as axes, and the power of the examples; None where one is no product of widths, or not
+        as expected.
         """
         axes, examples = [], 0
         for slot, expected_size in enumerate(expected):
@@ -153,7 +139,7 @@ def _power(doubled: int, size: int) -> int | None:
 
 
 def recorded(network: UserNetwork, module: nn.Module, examples: int) -> tuple[Recorder, torch.Tensor, bool]:
-    """The record and the outputs of a forward pass of a built network, as in training; True if it draws numbers."""
+    """The record and the outputs of a forward pass, as in training; True if it draws numbers."""
     x = network.examples(examples, torch.get_default_dtype())
     recorder, fused = Recorder(module, *tensors_of(x)), torch.backends.mkldnn.enabled
     if any(isinstance(part, nn.RNNBase) for part in module.modules()):

@@ -98,7 +98,6 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, places, cache, number):
-        """The stream behind the layer, ``[b, t, embed]``."""
         x = x + self.dropout(self.attention(self.attention_norm(x), places, cache, number))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -144,7 +143,6 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, embed, bias=False)
 
     def forward(self, x):
-        """The addition to the stream, ``[b, t, embed]``."""
         if self.gate is None:
             return self.down(functional.gelu(self.up(x)))
         return self.down(functional.silu(self.gate(x)) * self.up(x))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import prod
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 IN_A_ROW = 3
-"""Features of the sparse rows that a network is tried on."""
 ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
 """The inputs of networks that accept no others."""
 _MISSING = inspect.Parameter.empty
@@ -39,59 +38,48 @@ _MISSING = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Width:
-    """An integer among a constructor's arguments: a number, or an element of a sequence of numbers."""
-
     name: str
-    """Its name as a unit group: the argument's, with a number from 1 behind it for an element of a sequence."""
+    """The argument's name, with a number from 1 behind it for an element of a sequence."""
     argument: str
     place: int | None
-    """Its place in the sequence."""
     length: int
 
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A network's class with all arguments of its constructor; `user_network` makes it."""
-
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that gives the class and its source; called where the class is first needed."""
+    """A function that gives the class and its source where they are needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
     tokens: bool = False
-    """Examples are numbers of tokens below ``outputs``; the outputs for each are what may follow it."""
+    """Examples are tokens below ``outputs``, which are what may follow each."""
     sparse: bool = False
-    """Examples are sparse rows: numbers of features, where each row begins, and values."""
+    """Examples are sparse rows: features, where each row begins, values."""
     graph: bool = False
-    """Examples are nodes: features, where each node's list of neighbours begins and the last one ends, and these."""
+    """Examples are nodes: features, where each list of neighbours begins and the last ends, and these."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The defaults of the settings that have one."""
     example: tuple[Any, ...] | None = field(default=None, compare=False)
-    """The inputs of a batch of the user's own, perhaps trees; its outputs may then be any tree."""
-    _frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, once it was built."""
-
-    @property
-    def frozen(self) -> Collection[str]:
-        """The names of frozen parameters, once the full network was built."""
-        return self._frozen.keys()
+    """The inputs of a batch of the user's own; its outputs may be any tree."""
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
+    """The values of the full network's frozen parameters, once it was built; all networks built here share them."""
+    given: set[str] = field(default_factory=set, init=False, compare=False)
+    """The names of frozen parameters whose values are not the constructor's."""
 
     @property
     def kind(self) -> type[nn.Module]:
-        """The class."""
         return self.load()[0]
 
     @property
     def source(self) -> Source:
-        """The files that the class is made from."""
         return self.load()[1]
 
     @property
     def widths(self) -> dict[str, Width]:
-        """The integers among the settings, by name: each may be a width of the network, and perhaps dealt out."""
+        """The integers among the settings: each may be a width."""
         widths = []
         for argument, value in self.settings.items():
             if _is_number(value):
@@ -102,7 +90,7 @@ class UserNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class says to deal out by default: its attribute ``DEALT``, of arguments or widths."""
+        """The widths that the class prefers to deal out (``DEALT``)."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
@@ -114,7 +102,6 @@ class UserNetwork:
         return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
-        """The settings with other lengths in place of some widths."""
         settings = dict(self.settings)
         for name, length in lengths.items():
             width = self.widths[name]
@@ -127,7 +114,7 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network with other lengths in place of some widths; ConfigError if its constructor refuses them."""
+        """The network with other lengths of some widths; ConfigError if its constructor refuses."""
         from torch import nn
         from torch.nn.parameter import is_lazy
 
@@ -161,28 +148,22 @@ class UserNetwork:
         return built
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
-        """Give frozen parameters the values of the full network, where they have the same shape.
-
-        What a constructor draws for them may depend on widths that it drew for before.
-        """
+        """Give frozen parameters of the same shape the full network's values: what is drawn may depend on widths."""
         import torch
 
         from istmpi.models.trials import seeded
 
-        if not self._frozen and not all(values.is_meta for values in frozen.values()):
+        if not self.frozen and not all(values.is_meta for values in frozen.values()):
             with seeded(), torch.device("cpu"):
                 full = self.kind(**self.facts, **self.settings)
-            self._frozen.update(_freeze(full))
+            self.frozen.update(_freeze(full))
         for name, values in frozen.items():
-            kept = self._frozen.get(name)
+            kept = self.frozen.get(name)
             if kept is not None and kept.shape == values.shape and not values.is_meta:
-                values.copy_(kept)
+                values.data = kept
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own.
-
-        A batch of the user's whose tensors have other numbers of rows, as a graph's have, is taken whole.
-        """
+        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own."""
         import torch
 
         if self.example is not None:
@@ -202,10 +183,8 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side.
-
-        ConfigError where it fails or returns something else. ``gradients``: recorded for a backward pass, as in
-        training.
+        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side; ConfigError where
+        it fails.
         """
         import torch
 
@@ -229,28 +208,20 @@ class UserNetwork:
                 cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
             raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
-            return self._numbers_of(returned)
+            numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
+            if numbers:
+                return torch.cat(numbers, dim=1)
+            kind = type(returned).__name__
+            raise ConfigError(
+                f"{self.name}: its forward returns {kind}, in which no tensor has floating-point numbers."
+            )
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
 
-    def _numbers_of(self, returned: Any) -> torch.Tensor:
-        """The floating-point numbers of a tree of outputs, side by side: ``[1, n]``."""
-        import torch
-
-        numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
-        if not numbers:
-            raise ConfigError(
-                f"{self.name}: its forward returns {type(returned).__name__}, in which no tensor has floating-point "
-                f"numbers."
-            )
-        return torch.cat(numbers, dim=1)
-
     def exits_of(self, outputs: torch.Tensor) -> int:
-        """The number of exits that made ``outputs``, as `forward` returns them."""
         return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
-        """Refuse, with a ConfigError, outputs of another shape or kind than the data need."""
         import torch
 
         count = len(inputs[1 if self.sparse else 0])
@@ -273,10 +244,7 @@ class UserNetwork:
 
 
 def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Turn frozen parameters into buffers, which every rank has from the constructor and nobody sends or steps.
-
-    Returns them by their names.
-    """
+    """Turn frozen parameters into buffers, which every rank has from the constructor; return them."""
     from torch import nn
 
     frozen = {}
@@ -284,8 +252,8 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
         fixed = {key: it for key, it in module._parameters.items() if it is not None and not it.requires_grad}
         for key, parameter in fixed.items():
             del module._parameters[key]
-            module.register_buffer(key, parameter.data)
-            frozen[f"{path}.{key}".lstrip(".")] = parameter.data
+            values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()
+            module.register_buffer(key, values)
         if fixed and isinstance(module, nn.RNNBase):
             module._init_flat_weights()  # it has its weights in a list as well
     return frozen
@@ -302,11 +270,13 @@ def user_network(
 ) -> UserNetwork:
     """The network of this name with these settings; ConfigError for whatever is wrong with it.
 
-    ``shape``: that of an example. ``outputs``: 0 where the data do not tell. ``example``: as `UserNetwork.example`;
-    settings may then say what the data tell otherwise. ``network``: the class, where it is loaded. Otherwise the code
-    of FILE.py:Class or package.module:Class is run.
+    ``outputs``: 0 where the data do not tell. With an ``example`` settings may say what data tell otherwise.
+    ``network``: the class; else the code of a name is run.
     """
-    _require_accepted(name, task)
+    if name == "mlp" and (advice := TASKS[task].network):
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
     if task == OWN:
         facts |= {} if shape else {"features": 0}
@@ -370,21 +340,13 @@ def _shipped(name: str) -> tuple[type[nn.Module], Source]:
 
 
 def require_known(name: str) -> None:
-    """Refuse, with a ConfigError, a setting model.name that names no network."""
     if name not in SHIPPED and ":" not in name:
         more = ". A network of your own is FILE.py:Class or package.module:Class."
         raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
 
 
-def _require_accepted(name: str, task: str) -> None:
-    if name == "mlp" and (advice := TASKS[task].network):
-        raise ConfigError(f"model.name = 'mlp' {advice}")
-    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
-
-
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
-    """The arguments of a constructor that can be given by name, with their defaults."""
+    """The arguments of a constructor that have a name, with their defaults."""
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:

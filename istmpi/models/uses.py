@@ -1,11 +1,8 @@
 """Sums over units that a forward pass takes, whatever operation takes them.
 
-A network is run at a few lengths and followed operation by operation. The length that an operation sums over grows
-with a width exactly if it sums over that width's units. Weights that a softmax along the same axis made turn a sum
-into a mean, which is as large in a subnet as in the full network.
+A network is followed at a few lengths. The length that an operation sums over grows with a width exactly if it sums
+over that width's units. Weights that a softmax along the same axis made turn a sum into a mean.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,43 +23,40 @@ from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""The operand of each product of matrices whose last axis is summed over."""
+"""The operand of each product whose last axis is summed over."""
 LINEAR = {"convolution", "_trilinear"}
 """Other operations whose result is multiplied with any operand."""
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
-"""Operations behind which weights that add up to 1 along an axis are still such weights, of something else."""
+"""Operations behind which weights still add up to 1 along an axis."""
 MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
 """Operations that leave values as they are."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A sum of a forward pass."""
-
     module: str
     operation: str
     parameter: str
-    """The parameters among its operands, joined by commas."""
     call: Call | None
-    """The call in the network's code that takes it, if its factor could be applied there."""
+    """The call in the network's code, if its factor could be applied there."""
     turn: int = field(compare=False)
     """The number of that call."""
     inner: int = field(compare=False)
     """The length that it sums over."""
     fan: int = field(compare=False)
-    """The number of inputs of which it makes an output, if that is not the length."""
+    """The number of inputs of an output, if that is not the length."""
     weighted_by: frozenset[int] = field(default=frozenset(), compare=False)
-    """The softmaxes that made its weights, by their numbers among all that was seen."""
+    """The softmaxes that made its weights, by their numbers."""
 
 
 class SumRecorder(Watching):
-    """Keeps the sums of a network's forward pass in their order, softmaxes among them."""
+    """Keeps the sums of a network's forward pass, softmaxes among them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Seen] = []
         self.kept_apart: set[str] = set()
-        """Parameters that go into other operations than sums as well: a factor of them would not be one of a sum."""
+        """Parameters that go into other operations as well, and cannot be multiplied themselves."""
         self._modules = [""]
         self._known = Provenance()
         self._calls = _Calls(self._modules)
@@ -72,7 +66,6 @@ class SumRecorder(Watching):
 
     @contextmanager
     def following(self, network: nn.Module) -> Iterator[None]:
-        """Enter it for one forward pass of a network."""
         self._known.begin(network)
         self._calls.provenance.begin(network)
         with modules_noted(network, self._modules), _unfused(network), self._calls, self:
@@ -120,8 +113,6 @@ class SumRecorder(Watching):
 
 
 class _Calls(TorchFunctionMode):
-    """Knows which call of the network's code is under way."""
-
     def __init__(self, modules: list[str]):
         super().__init__()
         self.current: Call | None = None
@@ -141,7 +132,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
-    """The operands of the sum that an operation of PyTorch takes, and the length that it sums over; None if none."""
+    """The operands of the sum that an operation takes, and its length; None if none."""
     if name in MATRIX:
         operand = MATRIX[name]
         return args[operand : operand + 2], args[operand].shape[-1]
@@ -173,26 +164,16 @@ def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over units of a network's widths."""
-
     uses: tuple[Use, ...] = ()
-    """The sums that are scaled where they are called."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that are scaled themselves, for they are in sums over units of the same widths alone."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The places of sums that have no factor, with their widths."""
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The widths that layers sum over in their own calls."""
     fans: Mapping[str, int] = field(default_factory=dict)
-    """The number of inputs that a product with a parameter adds up, means left out."""
+    """The inputs that a product with a parameter adds up, means left out."""
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder, layers: Collection[str]) -> Sums:
-    """The sums over units of a network's widths.
-
-    ``lengths``: the full length of each width. ``full``: the sums of the full network. ``layers``: modules that take a
-    sum in a call of their own.
-    """
+    """The sums over units of a network's widths; ``layers``: modules that take a sum in a call of their own."""
     members = None
     with one_thread():
         for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
@@ -247,7 +228,7 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder,
 
 
 def _fans(seen: Sequence[Seen], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]) -> dict[str, int]:
-    """The number of inputs that the first product with each parameter adds up."""
+    """The inputs that the first product with each parameter adds up."""
     fans: dict[str, int] = {}
     for number, product in enumerate(seen):
         if product.parameter and product.operation in (*MATRIX, *LINEAR):
@@ -259,10 +240,9 @@ def _fans(seen: Sequence[Seen], averaged: Mapping[int, Collection[str]], lengths
 def _groups(
     network: UserNetwork, full: Sequence[Seen], base: Sequence[Seen], doubled: Mapping[str, Sequence[Seen] | None]
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
-    """The widths whose units each sum adds up, a width as often as it is a factor of its length; means left out.
+    """The widths whose units each sum adds up, as often as they are factors of its length; means left out.
 
-    Returns as well the widths over which each takes a mean, and the sums over something else than a product of widths,
-    such as units of one beside those of another.
+    Returns as well the widths over which each takes a mean, and sums over something else than a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
@@ -282,19 +262,18 @@ def _groups(
 
 
 def _powers(ratios: Mapping[str, float]) -> list[str]:
-    """The widths that a length has as factors, from what it is multiplied by where each is doubled."""
+    """The widths that a length has as factors, from its growth where each is doubled."""
     return [name for name, ratio in ratios.items() for _ in range(round(log2(ratio)))]
 
 
 def _axis(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """A length as an axis: ``(4 hidden)``."""
     literal = length // prod(lengths[name] for name in names)
     factors = [str(literal)] * (literal != 1 or not names) + [*names]
     return factors[0] if len(factors) == 1 else f"({' '.join(factors)})"
 
 
 def _folded(full: SumRecorder, groups: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The parameters that are used in sums over units of the same widths alone, outside of layers of their own."""
+    """The parameters in sums over units of the same widths alone, outside of layers."""
     folded: dict[str, tuple[str, ...]] = {}
     spoilt = set(full.kept_apart)
     for seen, names in zip(full.seen, groups):
@@ -316,7 +295,7 @@ def _place(seen: Seen) -> str:
 def _members(
     network: UserNetwork, lengths: Mapping[str, int], full: Sequence[Seen], are_full: bool
 ) -> tuple[Sequence[Seen], dict[str, Sequence[Seen] | None]] | None:
-    """The sums at these lengths, and with each width doubled: None where they are others than those of ``full``."""
+    """The sums at these lengths, and with each width doubled: None where they differ from ``full``."""
 
     def seen(lengths: Mapping[str, int]) -> Sequence[Seen] | None:
         try:
@@ -336,7 +315,7 @@ def _members(
 
 @contextmanager
 def _unfused(network: nn.Module) -> Iterator[None]:
-    """Layers are computed operation by operation, so that their sums can be seen."""
+    """Layers are computed operation by operation."""
     backends = torch.backends
     before = backends.mkldnn.enabled, backends.cudnn.enabled, backends.mha.get_fastpath_enabled()
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):

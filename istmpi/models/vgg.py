@@ -1,8 +1,8 @@
 """VGG with batch normalisation (Simonyan and Zisserman 2014, arXiv 1409.1556), for images of any size."""
 
-from __future__ import annotations
-
 from torch import nn
+
+from istmpi.models.resnet import require_images
 
 LAYERS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
 """Convolutions in each of the five sections, by the number of layers with weights."""
@@ -35,12 +35,7 @@ class VGG(nn.Module):
             raise ValueError(f"layers = {layers} must be one of {', '.join(map(str, LAYERS))}")
         if len(channels) != len(LAYERS[layers]):
             raise ValueError(f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section")
-        if len(shape) != 3:
-            raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
-        if any(not 1 <= section <= len(channels) for section in exits) or [*exits] != sorted({*exits}):
-            raise ValueError(
-                f"exits = {list(exits)} must be sections from 1 to {len(channels)}, each once and in order"
-            )
+        require_images(shape, exits, len(channels))
         before, height, width = shape
         features: list[nn.Module] = []
         self.section_ends = []

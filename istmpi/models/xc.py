@@ -3,8 +3,6 @@
 As in the paper's extreme classification (arXiv 1910.02120, Amazon-670k): a bag of features, hidden layers, all labels.
 """
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.callable.drawing import drawing
+from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score
+from istmpi.files import appearing
 from istmpi.methods import spec_of
 from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -32,7 +36,8 @@ from istmpi.program.settings import dotted, in_python
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
-from istmpi.training.run import recorded
+from istmpi.training.run import begun_with, recorded
+from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 from istmpi.trees import Named, tensors_of
 
@@ -42,13 +47,12 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 class Distributed:
     """A network that all ranks train by a method, in rounds of local steps that the user's loop takes. Collective.
 
-    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor. Its integers are the widths that
-    can be dealt out. ``example``: the inputs of a batch, on which the network is tried before it is trained: a tensor,
-    a tuple for ``forward(*example)``, a dict for ``forward(**example)``. ``optimizer``: the name of one
-    (``optimizer.name``), or a function that returns one of a list of parameters, with ``groups`` and ``schedule`` as
-    of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data, where the method counts passes
-    over them (fedavg); costs are of batches like ``example``. All other arguments are settings of the run:
-    ``local_steps=20``, ``seed=1``, ``lr=0.1``, ``checkpoint_every=5``.
+    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor, whose integers are widths that
+    may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, a dict for
+    ``forward(**example)``. ``optimizer``: a name, or a function that returns one of a list of parameters, with
+    ``groups`` and ``schedule`` as of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data,
+    where the method counts passes over them (fedavg). All other arguments are settings of the run: ``seed=1``,
+    ``lr=0.1``. ``init`` may be a function that yields pairs of a name and a tensor, which rank 0 alone calls.
 
     Raises, on every rank, ConfigError for a network or settings that cannot be trained.
     """
@@ -76,6 +80,10 @@ class Distributed:
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
+            if callable(init := settings.get("init") or ""):
+                settings["init"] = f"{init.__module__}:{init.__qualname__}"
+            elif init and not (Path(init).exists() or is_function(init)):
+                raise ConfigError(f"init = {init!r}: there is no such file or folder.")
             given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
             if made:
@@ -90,8 +98,6 @@ class Distributed:
                         f"{name}: its argument {argument} has the name of a setting of istmpi's, model.{argument}. "
                         f"Rename it."
                     )
-            if settings.get("init") and not Path(str(settings["init"])).exists():
-                raise ConfigError(f"init = {settings['init']!r}: there is no such file or folder.")
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
             self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
@@ -106,14 +112,15 @@ class Distributed:
         )
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
+        self.training.init = init if callable(init) else None
         self._round: Round | None = None
         self.summary: Summary | None = None
         """The end of the last loop over rounds; None where nothing was left to train."""
-        self._streams = Streams(self.communicator, self.run.train.seed)
-        self._score: tuple[int, Score] | None = None
-        self._metrics: Callable[[], list[dict[str, Any]]] = list
-        self._note: Callable[[str], None] = lambda message: None
+        self._streams = Streams(self.communicator, self.run.train.seed, self._note)
+        self._scores: dict[int, Score] = {}
+        self._record: RunRecord | None = None
         self._guard: Any = None
+        self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         if made:
             with self.communicator.agreed():
                 made.require_usable(self.training.architecture.parameters)
@@ -131,10 +138,9 @@ class Distributed:
     ) -> Iterator[Round]:
         """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
 
-        ``folder``: by default runs/NAME, with a number behind the class's name where that is taken. ``resume``:
-        ``"auto"`` for what is in the folder, if anything, or a checkpoint or a run's folder. Other arguments as of
-        `istmpi.run_training`. With ``network`` the trained one is saved there at the end. Raises StoppedError on every
-        rank, all saved, where the run is asked to stop.
+        ``folder``: by default runs/NAME. ``resume``: ``"auto"`` for what is in the folder, if anything, or a checkpoint
+        or a run's folder. With ``network`` the trained one is saved there at the end. Other arguments, and errors, as
+        of `istmpi.run_training`.
         """
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, the folder of a run, or nothing.")
@@ -148,12 +154,11 @@ class Distributed:
         resumed = str(resume or "")
         with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
             training, record = recording
-            self.run = run
+            self.run, self.summary = run, None
             if record is None:
                 return
-            self._note, loaders = record.note, record.folder / "loaders"
+            self._record, loaders = record, record.folder / "loaders"
             self._streams.load(loaders, training.rounds_done)
-            self._metrics = record.metrics
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
                 self._streams.begin_round()
@@ -166,22 +171,18 @@ class Distributed:
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
-                record.add(training.progress(self._score_of_round()))
+                record.add(training.progress(self._scores.get(training.rounds_done)))
                 if training.checkpoint_due or training.stop.reason or training.done:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
-            if training.done and training.architecture.batch_norms and not training.calibrated:
-                self._note("the network is saved without moments of its batch normalisations: evaluate the last round.")
+            if training.done and network and not self._calibrated_again():
+                self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
 
     def end(self) -> None:
         """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
         self.training.told_to_end = True
-
-    def _score_of_round(self) -> Score | None:
-        score = self._score
-        return score[1] if score and score[0] == self.training.rounds_done else None
 
     def evaluate(
         self,
@@ -196,9 +197,8 @@ class Distributed:
 
         ``score`` returns the mean over the batch's examples, a number or a dict of numbers by their names; or a pair
         of a sum and the number of examples. ``calibrate``: a loader whose first batch on each rank gives the moments
-        of batch normalisations. ``same_loader``: all ranks have the same loader, and each takes every P-th batch;
-        otherwise each takes all of its own. The result is the same on every rank, and is in the record of the round
-        as ``name``.
+        of batch normalisations; later calls take the same again. ``same_loader``: each rank takes every P-th batch;
+        otherwise all of a loader of its own. The result is the same on every rank, and in the record as ``name``.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
@@ -208,20 +208,15 @@ class Distributed:
             training.method.publish()
             full = training.evaluator.network
             if calibrate is not None and training.architecture.batch_norms:
-                with drawing() as draw:
-                    draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
-                    batch = self._first(calibrate)
-                full.calibrate_by(lambda: score(full.module, batch))
-                training.note_calibration()
+                self._calibration = score, calibrate
+                self._calibrate()
             else:
                 self._require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            batches = own_batches(loader, *share, seed)
-            sums: dict[str, float] = {}
-            count = 0
+            sums, count = {}, 0
             with torch.no_grad():
-                for batch in batches:
+                for batch in own_batches(loader, *share, seed):
                     values, rows = _values(score(full.module, batch), examples_in(batch))
                     count += rows
                     if sums and sums.keys() != values.keys():
@@ -232,14 +227,18 @@ class Distributed:
             full.release()
             return self._mean(sums, count, name)
 
-    def _first(self, loader: Iterable[Any]) -> Any:
-        """Return this rank's first batch of a loader, or the first of all."""
-        rank, ranks, seed = self.communicator.rank, self.communicator.size, self.run.train.seed
-        batches = (next(own_batches(loader, *share, seed), None) for share in ((rank, ranks), (0, 1)))
-        batch = next((batch for batch in batches if batch is not None), None)
-        if batch is None:
-            raise ConfigError("calibrate: the loader has no batch.")
-        return batch
+    def _calibrate(self) -> None:
+        """Take the moments of batch normalisations as the last evaluation with ``calibrate`` did. Collective."""
+        (score, loader), training, communicator = self._calibration, self.training, self.communicator
+        full, seed = training.evaluator.network, self.run.train.seed
+        shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
+        with drawing() as draw:
+            draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
+            batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
+            if (batch := next(batches, None)) is None:
+                raise ConfigError("calibrate: the loader has no batch.")
+        full.calibrate_by(lambda: score(full.module, batch))
+        training.calibrated_after = training.rounds_done
 
     def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
         per_rank = self.communicator.allgather((sums, count))
@@ -249,14 +248,17 @@ class Distributed:
                 raise ConfigError("the loader to evaluate on has no batch.")
         keys = dict.fromkeys(key for values, _ in per_rank for key in values)
         means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / examples for key in keys}
-        if not all(np.isfinite(value) for value in means.values()):
+        if not np.isfinite([*means.values()]).all():
             error = DivergedError(f"the score of the full network is not finite {self.training.position}: {means}.")
             error.everywhere = True
             raise error
         first = next(iter(means))
         self.training.score_name = first or name
         more = {key: value for key, value in means.items() if key != first} or None
-        self._score = self.training.rounds_done, Score(float("nan"), means[first], examples, more=more)
+        score = Score(float("nan"), means[first], examples, more=more)
+        self._scores = {self.training.rounds_done: score}
+        if self.summary:
+            self.summary = self._record.add_score(score)
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
@@ -297,8 +299,6 @@ class Distributed:
 
     def export(self, path: str | Path) -> None:
         """Save `state_dict` with torch.save, on rank 0. Collective."""
-        from istmpi.files import appearing
-
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -318,11 +318,11 @@ class Distributed:
         """Return a line for each round done, those before resuming included, as in metrics.jsonl. Collective."""
         self._together("metrics")
         with self.communicator.agreed():
-            lines = self._metrics() if self.communicator.rank == 0 else None
+            lines = self._record.metrics() if self._record and self.communicator.rank == 0 else []
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different collective calls. Collective."""
+        """Refuse, on every rank, ranks that came to different calls; do what is due among all. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -330,10 +330,17 @@ class Distributed:
                 f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
                 f"calls of the job in the same order: take them out of `if rank == 0`."
             )
+        self._streams.compare()
+        with in_python():
+            begun_with(self.training)
 
     def stream(self, loader: Iterable[Any], local: bool) -> Stream:
         """Return the batches of a loader, which keep their place between rounds."""
-        return self._streams.of(loader, self._note, local)
+        return self._streams.of(loader, local)
+
+    def _note(self, message: str) -> None:
+        if self._record:
+            self._record.note(message)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""
@@ -341,8 +348,19 @@ class Distributed:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check)
 
+    def _calibrated_again(self) -> bool:
+        """Take the moments of batch normalisations that are not known after this round; False if nobody said how."""
+        training = self.training
+        if not training.architecture.batch_norms or training.calibrated:
+            return True
+        if self._calibration:
+            training.method.publish()
+            self._calibrate()
+            training.evaluator.network.release()
+        return bool(self._calibration)
+
     def _require_calibrated(self) -> None:
-        if self.training.architecture.batch_norms and not self.training.calibrated:
+        if not self._calibrated_again():
             raise ConfigError(
                 "the network has batch normalisations, whose moments are not known after this round: call evaluate "
                 "with calibrate=, a loader of training data."
@@ -364,14 +382,14 @@ def _values(returned: Any, rows: int) -> tuple[dict[str, float], int]:
     """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
     if isinstance(returned, tuple) and len(returned) == 2:
         total, count = returned
-        return {"": _number(total)}, int(count)
+        return {"": _number(total)}, int(_number(count))
     if isinstance(returned, Mapping):
         return {name: _number(value) * rows for name, value in returned.items()}, rows
     return {"": _number(returned) * rows}, rows
 
 
 def _number(value: Any) -> float:
-    size = value.numel() if isinstance(value, torch.Tensor) else 1
-    if size != 1 or isinstance(value, str) or value is None:
-        raise ConfigError(f"the score is {size} numbers; it must be one for a batch, or a dict of such by their names.")
-    return float(value)
+    with suppress(TypeError, ValueError, RuntimeError):
+        return float(value)
+    what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of such by their names.")

@@ -46,6 +46,11 @@ class Round:
         return self._method.subnet.optimizer
 
     @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return self._method.job.device
+
+    @property
     def rate(self) -> float:
         """The learning rate of the last local step that was begun."""
         return self._method.rate(self._step)
@@ -103,7 +108,7 @@ class Round:
         that is not one number, or has no gradient.
         """
         self._require_loss(loss)
-        noted = loss.detach().reshape(())
+        noted = loss.detach().reshape(()) if loss.ndim else loss.detach()
         if self._parts > 1:
             self._losses.append(noted)
             loss, noted = loss / self._parts, sum(self._losses) / self._parts
@@ -163,10 +168,11 @@ class Round:
             self.optimizer.step = self._update
             self.module.train()
             self._storages = {name: values.data_ptr() for name, values in self.module.named_parameters()}
+            frozen = method.job.architecture.frozen  # which nothing writes to, so that a copy would be in vain
             self._buffers = {
-                name: (values._version, values.clone())
+                name: (values._version, None if name in frozen else values.clone())
                 for name, values in self.module.named_buffers()
-                if values.nbytes < WATCHED
+                if name in frozen or values.nbytes < WATCHED
             }
             if not method.shards.route.keeps_all:
                 self._job.guard(self.module, self._require_under_way)
@@ -195,7 +201,7 @@ class Round:
 
         for name, values in self.module.named_buffers():
             version, before = self._buffers.get(name, (values._version, values))
-            if version != values._version and not torch.equal(before, values):
+            if version != values._version and (before is None or not torch.equal(before, values)):
                 raise self._error(
                     f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep such values "
                     f"in the program, or let them be parameters"

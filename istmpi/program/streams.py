@@ -18,7 +18,7 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.data.callable.drawing import drawing
-from istmpi.data.callable.split import OwnSplit
+from istmpi.data.callable.split import OwnSplit, checksum_of
 from istmpi.data.dataset import Split
 from istmpi.data.placement import place
 from istmpi.errors import ConfigError, DataError
@@ -72,6 +72,8 @@ class Stream:
         """``local``: the data set is this rank's alone, which draws from all of it; otherwise from its own part."""
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.first: int | None = None
+        """The checksum of the first batch of a loader in its own order, once it was taken."""
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
@@ -115,7 +117,9 @@ class Stream:
         ``ahead``: batches behind it that a thread reads meanwhile.
         """
         if self._batches is None:
-            return self._next()
+            batch = self._next()
+            self.first = checksum_of(batch) if self.first is None else self.first
+            return batch
         self._split.ahead = ahead
         return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
 
@@ -135,14 +139,16 @@ class Stream:
 class Streams:
     """The streams of a program's loaders, in the order of their first use. Collective."""
 
-    def __init__(self, communicator: Communicator, seed: int):
-        self._communicator, self._seed = communicator, seed
+    def __init__(self, communicator: Communicator, seed: int, note: Callable[[str], None]):
+        self._communicator, self._seed, self._note = communicator, seed, note
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
         self._begun: list[Any] = []
         self._folder: Path | None = None
+        self._new: list[tuple[str, Stream]] = []
+        """Streams whose first batches are still to be compared."""
 
-    def of(self, loader: Iterable[Any], note: Callable[[str], None], local: bool = False) -> Stream:
+    def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
         """Return a loader's stream; DataError where its data set is another one on some rank and not ``local``."""
         key = id(loader)
         if draws_at_random(loader):  # whoever makes a loader anew in each round goes on in the same data set
@@ -150,7 +156,7 @@ class Streams:
         if key not in self._streams:
             communicator = self._communicator
             with communicator.agreed():
-                stream = Stream(loader, self._seed, communicator.rank, communicator.size, note, local)
+                stream = Stream(loader, self._seed, communicator.rank, communicator.size, self._note, local)
                 fingerprint = stream.fingerprint
             first = communicator.broadcast_from_root(fingerprint)
             with communicator.agreed():
@@ -159,21 +165,39 @@ class Streams:
                         "the loader's data set is another one than on rank 0. Each rank draws from its own part of one "
                         "data set; where ranks have data of their own, write round.take(loader, local=True)."
                     )
-            self._compare(fingerprint, note)
+                if self._folder and fingerprint:
+                    self._require_as_before([*fingerprint, communicator.size if local else 0])
             if stream.stateful and len(self._streams) < len(self._states):
                 loader.load_state_dict(self._states[len(self._streams)])
             self._streams[key] = stream
+            if fingerprint is None and not local and communicator.size > 1:
+                self._new.append((type(loader).__name__, stream))
         return self._streams[key]
 
-    def _compare(self, fingerprint: tuple[int, int] | None, note: Callable[[str], None]) -> None:
-        """Note a data set that a resumed run had otherwise."""
-        if self._folder is None or fingerprint is None:
-            return
+    def compare(self) -> None:
+        """Note loaders that gave all ranks the same first batch, once. Collective."""
+        if self._new:
+            per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
+            for (loader, _), firsts in zip(self._new, zip(*per_rank)):
+                if firsts[0] and len({*firsts}) == 1:
+                    self._note(
+                        f"{loader}: all ranks got the same first batch, so that each learns what the others do. Let it "
+                        f"depend on job.communicator.rank, or write round.take(loader, local=True) if that is meant."
+                    )
+            self._new.clear()
+
+    def _require_as_before(self, fingerprint: list[int]) -> None:
+        """Refuse a data set that a resumed run had otherwise, of each rank's own only on as many ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
-        before = fingerprints.setdefault(str(len(self._streams)), list(fingerprint))
-        if before != list(fingerprint):
-            note(f"loader {len(self._streams) + 1}: its data set is another one than before resuming.")
+        number = str(len(self._streams))
+        before = fingerprints.get(number, fingerprint)
+        if before != fingerprint and before[2:] == fingerprint[2:]:
+            raise DataError(
+                f"loader {len(self._streams) + 1}: its data set is another one than before resuming. Give the same "
+                f"data, or a new folder."
+            )
+        fingerprints[number] = fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fingerprints))
 

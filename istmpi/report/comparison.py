@@ -1,7 +1,7 @@
 """Runs side by side: the cost of each method to reach a score, over repeats, and its end."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -9,14 +9,13 @@ from typing import Any
 
 from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
-from istmpi.report.names import full_names, labels
 from istmpi.report.styles import PHASES
 from istmpi.tasks import higher_is_better
 
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The default targets allow so much more error than the best score that all runs reach."""
+"""The share of error that the default targets allow beside the best score that all reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -24,7 +23,7 @@ OFF_THE_CLOCK = ("evaluate", "save")
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Names of phases, each once: in the order of a round, then others, then those that are off the clock."""
+    """Names of phases, in the order of a round, those off the clock last."""
     names, order = list(dict.fromkeys(phases)), list(PHASES)
     return sorted(names, key=lambda name: (name in OFF_THE_CLOCK, order.index(name) if name in PHASES else len(order)))
 
@@ -87,7 +86,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over common seeds, else of medians; None if never reached."""
+        """The figure over the best group's: the median over common seeds, else of medians."""
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
@@ -103,7 +102,6 @@ class Comparison:
         return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The figures, one row for each method and target, for programs; None where a target was not reached."""
         rows = []
         for group in self.groups:
             for target in self.targets:
@@ -127,7 +125,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, in the order in which they come; without targets take `default_targets`.
+    """Group runs by method and settings; without targets take `default_targets`.
 
     DataError for runs that cannot be compared, ConfigError for a target that the score cannot have.
     """
@@ -152,10 +150,8 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """The data sets of runs: by the file's name, for jobs copy it to folders of their own, and its contents.
-
-    Runs that do not name theirs, as other programs' may not, count to the only data set, if there is one.
-    """
+    """The data sets of runs, by the file's name and its contents; runs that do not name theirs count to the only
+    one."""
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
     several = {
@@ -180,7 +176,6 @@ def smoothed(scores: Sequence[float]) -> list[float]:
 
 
 def reached(points: Sequence[Point], target: float, higher_is_better: bool = True) -> Point | None:
-    """The first evaluation where the smoothed score has reached the target."""
     for point, score in zip(points, smoothed([point.score for point in points])):
         if score >= target if higher_is_better else score <= target:
             return point
@@ -188,9 +183,9 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """The best score that all runs reach, those with a quarter and with half more error; three digits.
+    """The best score that all runs reach, those with a quarter and half more error; three digits.
 
-    Runs that failed or are not finished count only where there are no others.
+    Runs that are not finished count only where there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there
@@ -233,3 +228,45 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
     low, high = spread.range or (None, None)
     middle = spread.median if math.isfinite(spread.median) else None
     return {f"{name}_median": middle, f"{name}_lowest": low, f"{name}_highest": high}
+
+
+WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
+"""Settings, or sections of them, in which runs of one comparison may differ."""
+
+
+def facts(curve: Curve) -> dict[str, Any]:
+    settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
+    return settings | ({"ranks": curve.ranks} if curve.ranks else {})
+
+
+def full_names(curves: Sequence[Curve]) -> list[str]:
+    keys = differing([facts(curve) for curve in curves])
+    return [_named(curve, keys, "{}, {}") for curve in curves]
+
+
+def labels(curves: Sequence[Curve]) -> list[str]:
+    """Short names of one run of each group: the method, and the settings in which its own groups differ."""
+    made = []
+    for curve in curves:
+        rivals = [facts(other) for other in curves if other.method == curve.method]
+        made.append(_named(curve, differing(rivals, all_of_them=True), "{} ({})"))
+    return made
+
+
+def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
+    """The keys whose values are not the same in all that have them, or in ``all_of_them``."""
+    keys = dict.fromkeys(key for its in settings for key in its)
+    return [key for key in keys if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1]
+
+
+def text(value: Any) -> str:
+    """A setting's value as people write it: ``512-512``; ``none`` for one that is not set."""
+    if value is None or value == "":
+        return "none"
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _named(curve: Curve, keys: Sequence[str], form: str) -> str:
+    values = facts(curve)
+    words = [f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}" for key in keys if key in values]
+    return form.format(curve.method, ", ".join(words)) if words else curve.method

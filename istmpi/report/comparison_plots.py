@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
 from istmpi.report.figures import looking_alike, name, plain, svg
 from istmpi.report.styles import GRID, INK, LINES, PAPER, PHASES, REST, Style, styles
-from istmpi.report.units import BYTES, SECONDS, axis_unit
+from istmpi.units import BYTES, SECONDS, axis_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,13 +23,11 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw a survey into a file; ConfigError for another format, OutputError where it cannot be written."""
     require_drawable(path)
     save(figure(rows, title), path, title)
 
 
 def figure(rows: Sequence[Row], title: str) -> "Figure":
-    """A panel for each of `PANELS`, with a line for every method against the number of ranks."""
     with looking_alike():
         from matplotlib.figure import Figure
 

@@ -39,16 +39,16 @@ class Curve:
     seed: int = 0
     """The seed; runs of one seed began with the same network and saw the same batches."""
     ranks: int | None = None
-    """The number of ranks; None where the run did not get far enough to say."""
+    """The number of ranks; None where the run does not say."""
     score_name: str = ""
-    """The name of the score; empty where the run did not get far enough to say."""
+    """The name of the score; empty where the run does not say."""
     name: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, the mean over ranks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings by dotted names; one in which runs of a comparison differ becomes part of their names."""
+    """The settings by dotted names."""
     problem: str = ""
-    """The reason why the run is not as it was meant to be: failed, or not finished."""
+    """The reason why it failed or is not finished."""
     source: str = ""
     data: str = ""
     """A fingerprint of the training data, where it is known."""
@@ -61,10 +61,7 @@ class Curve:
 
 
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
-    """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``.
-
-    DataError for one that is none of these; ``left_out`` is called instead for a damaged one beside others.
-    """
+    """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``."""
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
         try:

@@ -1,6 +1,5 @@
 """The look of pictures, their files, and texts of others in them."""
 
-import contextlib
 import io
 import re
 import textwrap
@@ -11,7 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from istmpi.errors import ConfigError, OutputError
+from istmpi.errors import ConfigError
+from istmpi.files import appearing
 from istmpi.report.styles import GRID, INK, PAPER
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 
 LONGEST = 200
-"""Characters of a text in a picture: a longer one would leave no room for the picture."""
 WIDEST = 26
 
 LOOK = {
@@ -41,13 +40,12 @@ def plain(text: str) -> str:
 
 
 def name(text: str) -> str:
-    """A name for a legend or a bar, plain and in several lines where it is long."""
     return textwrap.fill(plain(text), WIDEST)
 
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw in, without a user's settings of matplotlib or its warnings; ImportError without it."""
+    """A context to draw in, without a user's settings; ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -77,19 +75,11 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
     return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
 
 
-def save(figure: "Figure", path: Path, title: str, description: str = "") -> None:
+def save(figure: "Figure", path: Path, title: str) -> None:
     """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
-    beside = path.with_name(f".{path.name}")
-    try:
+    with appearing(path) as file:
         if path.suffix == ".svg":
-            beside.write_text(svg(figure, title), encoding="utf-8")
-        else:
-            about = {"Title": title, "Subject" if path.suffix == ".pdf" else "Description": description}
-            with looking_alike():
-                figure.savefig(beside, dpi=130, format=path.suffix[1:], metadata=about)
-        beside.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror}).") from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            file.write(svg(figure, title).encode())
+            return
+        with looking_alike():
+            figure.savefig(file, dpi=130, format=path.suffix[1:], metadata={"Title": title})

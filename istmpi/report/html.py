@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from istmpi import __version__
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
-from istmpi.report.sheets import Sheet, notes, sheets
+from istmpi.report.sheets import Sheet, notes, sheets, verdict
 from istmpi.report.styles import BLUE, INK, PAPER
-from istmpi.report.verdict import verdict
 
 if TYPE_CHECKING:
     from istmpi.report.comparison_plots import Picture

@@ -10,17 +10,13 @@ from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.report.figures import looking_alike, plain, save
 from istmpi.report.styles import BLUE, GRID, INK, styles
-from istmpi.report.units import SECONDS, axis_unit
-from istmpi.units import counted
+from istmpi.units import SECONDS, axis_unit, counted
 
 PICTURE = "progress.png"
 
 
 def draw(folder: Path) -> Path:
-    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
-
-    ImportError without matplotlib, DataError where the record is damaged, OutputError where it cannot be written.
-    """
+    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes."""
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
     title, method = folder.name, ""
@@ -35,7 +31,6 @@ def draw(folder: Path) -> Path:
 
 
 def missing(folder: Path) -> bool:
-    """Tell whether the picture of a finished run is missing, or older than the run's end."""
     picture = folder / PICTURE
     return not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
 
@@ -68,6 +63,4 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
         axis.set_ylabel(text)
     axes[-1].set_xlabel(f"training time ({unit})")
     figure.suptitle(plain(title))
-    whose = "the subnets, which have fewer units" if deals else "what every rank trains, on its own batches"
-    end = f"test {score_name} {scores[-1]:.4g} at the end" if scores else "never evaluated"
-    save(figure, path, title, f"{end}. Training loss: of {whose}. Test loss: of the whole network.")
+    save(figure, path, title)

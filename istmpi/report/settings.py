@@ -1,7 +1,6 @@
 """The settings of a run as a page, and as a JSON Schema with which editors check and complete run files."""
 
 import json
-from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
@@ -63,14 +62,11 @@ def schema() -> dict[str, Any]:
             properties |= {setting.name: schema_of(setting.hint) for setting in settings}
         else:
             common = [setting for setting in settings if section != "model" or not setting.owner]
-            properties[section] = _closed(_properties(common))
+            keys = {setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default) for setting in common}
+            properties[section] = _closed(keys)
             if section == "model":
                 del properties[section]["additionalProperties"]  # each network has settings of its own
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
-
-
-def _properties(settings: Iterable[Setting]) -> dict[str, Any]:
-    return {setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default) for setting in settings}
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

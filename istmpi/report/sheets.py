@@ -1,14 +1,12 @@
-"""A comparison as plain text cells, for tables on the console and in HTML alike."""
+"""A comparison as plain text cells, for tables on the console and in HTML alike, and in a sentence for each method."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Spread, in_order
+from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Group, Spread, differing, facts, in_order, text
 from istmpi.report.comparison import best as best_of
-from istmpi.report.names import differing, facts, text
-from istmpi.report.units import number, size
-from istmpi.units import in_seconds
+from istmpi.units import in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -22,7 +20,7 @@ class Sheet:
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
-    """The columns of each row with its best figure; none where there is nothing to choose from."""
+    """The columns of each row with its best figure."""
 
 
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -33,7 +31,6 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """The tables of a comparison: the way to each target, figure by figure, then the end of every method."""
     groups = comparison.groups
     columns = tuple(group.label for group in groups)
     made = []
@@ -57,10 +54,9 @@ def sheets(comparison: Comparison) -> list[Sheet]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Explanations of the tables, and the runs that went wrong."""
     lines = [
         "A score counts as reached at the first evaluation where the median of it and its two neighbours has reached "
-        "it; figures are those of that evaluation. The clock stands still during evaluations.",
+        "it; figures are those of that evaluation. The clock stands still during evaluations."
     ]
     if any(len(group.curves) > 1 for group in comparison.groups):
         lines.append(
@@ -118,10 +114,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         return cells(spreads, TITLES[figure][1]), best_of(spreads) if alike else nothing
 
     rows = {
-        f"final {comparison.score_name}": (
-            cells(final, "{:.4f}".format),
-            best_of(final, comparison.higher_is_better),
-        ),
+        f"final {comparison.score_name}": (cells(final, "{:.4f}".format), best_of(final, comparison.higher_is_better)),
         "rounds": (map(_each, rounds), nothing),
         "ranks": ([_each([curve.ranks for curve in group.curves if curve.ranks]) for group in groups], nothing),
         "training time": ended("seconds"),
@@ -151,3 +144,32 @@ def _phases(comparison: Comparison) -> Rows:
         )
         rows.append((f"{name} (not on the clock)" if off else name, cells))
     return tuple(rows)
+
+
+def verdict(comparison: Comparison) -> str:
+    """The verdict on a comparison, the first to the hardest score that any method reached first."""
+    groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
+    if not groups:
+        return "No run has been evaluated yet: there is nothing to compare."
+
+    def seconds(group: Group, target: float) -> float:
+        return comparison.to_target(group, "seconds", target).median
+
+    target = comparison.targets[0]
+    for harder in comparison.targets:
+        if any(math.isfinite(seconds(group, harder)) for group in groups):
+            target = harder
+    article = "an" if comparison.score_name[:1] in "aeiou" else "a"
+    goal, sentences = f"{article} {comparison.score_name} of {target:g}", []
+    for group in sorted(groups, key=lambda group: seconds(group, target)):
+        reached = f"never reached {goal}"
+        if math.isfinite(spent := seconds(group, target)):
+            sent = size(comparison.to_target(group, "bytes", target).median)
+            reached = f"reached {goal} after {in_seconds(spent)} of training with {sent} sent by all ranks"
+        sentences.append(f"{group.label} {reached}, and ended at {comparison.final(group).median:.4g}.")
+    if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
+        sentences.append("One run of each method: what noise there is does not show.")
+    failed = [group.label for group in comparison.groups if any(curve.problem for curve in group.curves)]
+    if failed:
+        sentences.append(f"Not all runs of {', '.join(failed)} came to their end.")
+    return " ".join(sentences)

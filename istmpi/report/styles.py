@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 INK, PAPER, GRID = "#1b1b1b", "#ffffff", "#7f7f7f"
-"""Text and axes, what they are on, and lines that help to read."""
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
-"""The palette of Okabe and Ito, whose black is `INK` here: it holds under all three kinds of colour blindness."""
+"""The palette of Okabe and Ito, for all kinds of colour blindness."""
 BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
 """Colours as far from these and from each other as can be, for all eyes."""
 
@@ -54,7 +53,7 @@ PHASES = {
     "all-reduce": "#beaf6b",
     "other": "#4a536c",
 }
-"""The phases in the order of a round: shades of cividis, no two equally light, neighbours far apart."""
+"""The phases in the order of a round: shades of cividis, neighbours far apart."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
 
 

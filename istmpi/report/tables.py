@@ -15,13 +15,10 @@ from istmpi.cost.survey import Row
 from istmpi.foreign import printable
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
-from istmpi.report.sheets import notes, sheets
-from istmpi.report.units import duration, number, size
-from istmpi.report.verdict import verdict
-from istmpi.units import counted
+from istmpi.report.sheets import notes, sheets, verdict
+from istmpi.units import counted, duration, number, size
 
 CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
-"""A note on costs whose shares nobody knows beforehand."""
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -37,7 +34,6 @@ def _text(value: object) -> str:
 
 
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
-    """Print the plan of a run: its figures as `istmpi.cli.plan` has them for programs."""
     phases, ranks = figures["phases"], figures["ranks"]
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
     console.print(f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {ranks} ranks, {escape(dealt)} dealt out")
@@ -179,7 +175,6 @@ def cluster(console: Console, cluster: Cluster) -> None:
 
 
 def comparison(console: Console, compared: Comparison) -> None:
-    """Print the verdict on a comparison, all its tables, the best figures bold, and how to read them."""
     console.print(escape(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
     for sheet in sheets(compared):

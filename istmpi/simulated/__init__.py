@@ -1,7 +1,5 @@
 """A cluster in one process: P ranks that take turns, on an MPI library of our own. No launcher, no MPI, no waiting."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +16,10 @@ from istmpi.simulated.scheduler import Ended, Task
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a simulated job, and its cost."""
-
     results: Sequence[Any]
     """The program's result on each rank; None where it did not return."""
     errors: Sequence[IstmpiError | None]
-    """The error of each rank, where all ranks know of it."""
     ended: BaseException | None
-    """The error that ended the job before its ranks came to their ends."""
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]
@@ -49,8 +43,7 @@ UNDISTURBED = Faults()
 def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
     """Run a program on simulated ranks: it is called once for each, with a communicator of all.
 
-    The outcome is a function of the program and the faults alone. A killed rank, and an exception that not all ranks
-    know of, end the job.
+    The outcome is a function of the program and the faults alone. An exception that not all ranks know of ends the job.
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))

@@ -1,7 +1,5 @@
 """Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,8 +48,7 @@ class Collectives:
     ) -> Request:
         """Begin a rank's next collective call; ``leave`` makes its value of what all brought, once its needs are there.
 
-        ``name`` has all in which ranks must agree; ``needs`` are ranks of the world. Calls ``among`` some ranks alone
-        are counted by themselves.
+        ``name`` has all in which ranks must agree. Calls ``among`` some ranks are counted by themselves.
         """
         network, members = self._network, among or context.members
         caller = context.number, among, rank

@@ -1,4 +1,4 @@
-"""The stand-in for mpi4py: its MPI module, and communicators with the calls that `istmpi.comm` makes or tests need."""
+"""The stand-in for mpi4py: its MPI module, and communicators."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimulatedCommunicator:
     def _collective(
         self, name: str, brought: Any, needs: Sequence[int] | None, leave: Callable[[list[Any]], Any] = lambda _: None
     ) -> Request:
-        """``needs``: the ranks of whom this one needs something, None for all; ``leave``: takes what all brought."""
+        """``needs``: the ranks of whom this one needs something, None for all."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
         return self._job.collectives.enter(
@@ -88,7 +88,6 @@ class SimulatedCommunicator:
         return self._gather("Gatherv", send, receive, root)
 
     def _gather(self, name: str, send: Any, receive: Any, root: int | None = None) -> Request:
-        """``root``: the only rank that receives."""
         receives = root in (None, self.rank)
 
         def leave(brought: list[bytes]) -> None:
@@ -225,7 +224,6 @@ class SimulatedMPI:
     Request, Status = Request, Status
     REQUEST_NULL = Request()
     Exception = ()
-    """Empty: a simulated call raises none of MPI's errors."""
 
     def __init__(self, job: Job, world: Context, rank: int):
         self._network, self._rank = job.network, rank

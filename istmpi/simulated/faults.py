@@ -15,13 +15,11 @@ CALL_SECONDS = 1e-6
 MESSAGE_SECONDS = 1e-5
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
-"""A larger message waits at its sender until it is received, as MPI libraries do; what is drawn does so at random."""
+"""A larger message waits at its sender until it is received."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A rank that does nothing for a while from one of its MPI calls on, counted from 1."""
-
     rank: int
     call: int
     seconds: float
@@ -29,7 +27,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that is gone at one of its MPI calls: before it does anything, or when what it sends is ``posted``."""
+    """A rank that is gone at one of its calls, or when what it sends is ``posted``."""
 
     rank: int
     call: int
@@ -41,7 +39,7 @@ class Faults:
     """The faults of a simulated job. Without a seed all calls take the same time, and all messages."""
 
     seed: int | None = None
-    """Draws the time that every call and message takes, and all that MPI leaves open."""
+    """Draws the time of calls and messages, and all that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     kills: Sequence[Kill] = ()
@@ -71,8 +69,6 @@ class Faults:
 
 
 class Timing:
-    """The time that each call and message takes, and a choice wherever MPI leaves one."""
-
     def __init__(self, faults: Faults):
         # Another word would draw other schedules for the seeds that stand in logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None

@@ -1,10 +1,8 @@
-"""Messages from rank to rank of a simulated job: delayed, overtaking each other where MPI allows it, matched as by MPI.
+"""Messages from rank to rank of a simulated job, matched as by MPI.
 
-Two messages from one rank to another with the same tag arrive in the order in which they were sent; others need not.
-A receive with any tag gets the first message of its sender that was not received.
+Two messages from one rank to another with the same tag arrive in the order in which they were sent; others need not. A
+receive with any tag gets the first message of its sender that was not received.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 
@@ -17,8 +15,6 @@ from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
 
 @dataclass(eq=False)
 class Message:
-    """A message; the ranks are those of the world."""
-
     source: int
     destination: int
     tag: int
@@ -60,7 +56,6 @@ class Mail:
         self._boxes: dict[tuple[int, int], Box] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._latest: dict[tuple[int, int, int, int], float] = {}
-        """The time when the last message that may not be overtaken arrives."""
         network.on_kill.append(self._lose)
 
     def box(self, context: Context, rank: int) -> Box:

@@ -1,6 +1,4 @@
-"""The ranks of a simulated job, what befalls them, and what they wait for: all that is not about messages."""
-
-from __future__ import annotations
+"""The ranks of a simulated job, what befalls them, and what they wait for."""
 
 import sys
 import zlib
@@ -17,12 +15,9 @@ from istmpi.units import in_seconds
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
 _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
-"""Rooms whose frames say nothing of the program that waits."""
 
 
 class Network:
-    """The ranks of a job; it ends with any of them."""
-
     def __init__(self, ranks: int, faults: Faults):
         self.scheduler = Scheduler(ranks, self.standstill)
         self.timing = Timing(faults)
@@ -43,7 +38,7 @@ class Network:
     # ---- a rank's calls
 
     def call(self, rank: int, name: str) -> None:
-        """Begin a rank's call of MPI: time goes by, others may run, and the faults of this call happen."""
+        """Begin a rank's call: time goes by, others may run, faults happen."""
         self.scheduler.tasks[rank].rest = FIRST_REST
         self.poll(rank, name)
 
@@ -84,7 +79,6 @@ class Network:
         task.awaited = None
 
     def rest(self, rank: int) -> None:
-        """Pause a rank that has nothing to do until something comes."""
         self.scheduler.rest_of(self._task(rank))
 
     # ---- what comes to a rank
@@ -119,7 +113,6 @@ class Network:
         self.scheduler.pause(task)
 
     def standstill(self) -> SimulationError | None:
-        """The error that says for what all remaining ranks wait, once nothing can come any more."""
         left = self.scheduler.left()
         if not left:
             return None
@@ -138,8 +131,6 @@ class Network:
 
 
 class Context:
-    """A communicator as all its ranks have it: its number, and its members by their ranks in the world."""
-
     def __init__(self, network: Network, members: Iterable[int]):
         self.number = network.next_context()
         self.members = tuple(members)

@@ -32,10 +32,8 @@ class Request:
         self.on_taking: Callable[[Request], None] = lambda request: None
         """Writes status and value as the rank's communicator knows them."""
         self.undo: Callable[[], None] = lambda: None
-        """Takes it back where it has not ended."""
 
     def finish(self) -> None:
-        """End the operation; a second time does nothing."""
         if not self.done:
             self.done = True
             self.network.ended(self)

@@ -1,8 +1,7 @@
 """Ranks as threads of which exactly one runs at a time: it hands the baton on where it calls MPI. Time is virtual.
 
-Everything that is to happen stands in one list by its time. Who holds the baton works the list off: what happens to
-messages at once, and when a rank's turn comes that rank gets the baton. So the order of all things follows from the
-times alone, nothing sleeps, and where the list is empty while ranks still wait, they would wait for ever.
+Everything that is to happen stands in one list by its time, and who holds the baton works it off: the order follows
+from the times alone, and where the list is empty while ranks still wait, they would wait for ever.
 """
 
 import heapq
@@ -14,11 +13,11 @@ from typing import Any
 FIRST_REST = 25e-6
 REST_GROWS = 1.5
 LONGEST_REST = 1e5
-"""Virtual seconds after which a rank that polls in vain, and to which nothing comes, is not asked again."""
+"""Virtual seconds after which a rank that polls in vain is not asked again."""
 
 
 class Ended(BaseException):
-    """Unwinds a rank that was killed or whose job is over: out of this call, and of every later one."""
+    """Unwinds a rank that was killed or whose job is over."""
 
 
 class Task:
@@ -37,7 +36,7 @@ class Task:
 
 class Scheduler:
     def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
-        """``standstill`` tells what is wrong where nothing is to happen any more, if anything is."""
+        """``standstill`` tells what is wrong where nothing is to happen."""
         self.standstill = standstill
         self.tasks = [Task(rank) for rank in range(ranks)]
         self.now = 0.0
@@ -54,7 +53,7 @@ class Scheduler:
         self.at(self.now + seconds, action, subject)
 
     def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
-        """Do an action at a time, or by None let it be a task's turn; equal times keep their order."""
+        """Do an action at a time, or let it be a task's turn."""
         self._number += 1
         heapq.heappush(self._list, (when, self._number, action, subject))
 
@@ -77,7 +76,6 @@ class Scheduler:
         self.pause(task)
 
     def rest_of(self, task: Task) -> None:
-        """Let a task rest until something comes to it, or somewhat longer than the last time."""
         task.resting = True
         task.ticket += 1
         if task.rest < LONGEST_REST:

@@ -1,7 +1,7 @@
-"""A run on a simulated cluster: once, like `istmpi train`, or under very many schedules, each checked against a law.
+"""A run on a simulated cluster: once, or under very many schedules, each checked against a law.
 
-The law: whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and
-bytes, bit for bit. A rank that is killed ends the job; resumed, it reaches the same weights.
+Whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and bytes. A job
+that lost a rank is resumed, and reaches the same weights.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
 
 
-def simulated_training(
-    run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "", deadline: float | None = None
-) -> Outcome:
-    """Train a run in its folder as `run_training` does, on simulated ranks; the outcome is not looked at."""
+def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "") -> Outcome:
     run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
-        return run_training(run, communicator, watch, resume, deadline)
+        return run_training(run, communicator, watch, resume)
 
     return simulate(program, ranks, faults)
 
 
 def usable(run: Run) -> Run:
-    """The run with what a simulation cannot do refused, or left out where it was not asked for."""
+    """The run without what a simulation cannot do, or a refusal."""
     if run.checkpoint.writer == "mpio":
         raise ConfigError(
             "checkpoint.writer = 'mpio' writes through an MPI library, which simulated ranks do not have. Use direct, "
@@ -104,8 +101,6 @@ class Schedule:
 
 
 class Schedules:
-    """A run under the faults of many seeds, of these ``kinds`` beside delays."""
-
     def __init__(self, run: Run, ranks: int, kinds: Sequence[str] = KINDS):
         if run.method.shares == "auto":
             raise ConfigError(

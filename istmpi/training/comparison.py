@@ -1,8 +1,7 @@
 """Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
 Repeats take the run's seed and those after it. Methods run A B C A B C, so that a disturbance of the machine meets all.
-Beforehand every method trains a round of one local step (fedavg of one pass) that is thrown away: none pays for first
-connections and first pages, and a method that cannot train this run is found before anything is measured.
+Beforehand every method trains a short round that is thrown away: none pays for first connections and first pages.
 """
 
 import gc
@@ -78,9 +77,7 @@ class Comparison:
 
     The runs go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
     runs/compare-NAME-2, ... that is free or has this very comparison, whose finished runs are not run again.
-    ``deadline`` and ``signals`` are those of `istmpi.training.run.run_training`, for all runs together.
-
-    Raises ConfigError on every rank.
+    ``deadline`` and ``signals`` are those of `run_training`, for all runs together.
     """
 
     def __init__(
@@ -97,7 +94,6 @@ class Comparison:
         with communicator.agreed():
             for name in methods:
                 spec_of(name, "--methods:")
-        with communicator.agreed():
             folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
         self.folder: Path = communicator.broadcast_from_root(folder)
         self.turns = turns(run, methods, repeats, self.folder)
@@ -106,10 +102,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Train a local step (fedavg: pass) of every method that has a run left, and of its finish, with all they need.
-
-        Raises UserError where one cannot train it.
-        """
+        """Train a local step (fedavg: pass) of every method that has a run left; UserError where one cannot."""
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1

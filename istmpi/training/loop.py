@@ -7,14 +7,16 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from istmpi.checkpoint.format import Header, Piece
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
+    frozen_pieces,
     inputs_of,
     model_pieces,
     own_data_piece,
     own_pieces,
     restore,
+    restore_frozen,
     versions,
 )
 from istmpi.errors import DataError, DivergedError
@@ -23,7 +25,7 @@ from istmpi.foreign import staying
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.resuming import Present, changes_since
+from istmpi.training.resuming import changes_since
 from istmpi.training.same_data import contents
 from istmpi.training.share_log import followed
 
@@ -33,8 +35,6 @@ class Training(Prepared):
 
     def rounds(self) -> Iterator[Progress]:
         """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
-
-        The round in which ``train.max_minutes`` are up is the last.
 
         A stop that was asked for ends training early; the present round is finished or dropped.
         """
@@ -79,7 +79,7 @@ class Training(Prepared):
         method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
-        self.tally.begin(examples)
+        self.tally.begin()
         with self.clock("other"):
             loss = yield from method.attempt(number)
             if loss is None:
@@ -117,7 +117,7 @@ class Training(Prepared):
         """Return the full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
-            self._calibrated = self.rounds_done
+            self.calibrated_after = self.rounds_done
             self._fit_scale()
             try:
                 self.evaluator.arrange(self.method.holders(max(self.rounds_done - 1, 0)))
@@ -159,12 +159,13 @@ class Training(Prepared):
             self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
-            self._calibrated = self.rounds_done
+            self.calibrated_after = self.rounds_done
         if calibrated and self.dataset.scoring.one_class:
             self._temperature = self.evaluator.temperature("validation" if self.best else "train")
         moments = self.evaluator.network.moments if self.calibrated else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
-        pieces = [*model_pieces(self.store), *deployment_pieces(moments, norms, inputs_of(self.dataset), rank)]
+        pieces = [*model_pieces(self.store), *frozen_pieces(self.architecture, self.store)]
+        pieces += deployment_pieces(moments, norms, inputs_of(self.dataset), rank)
         pieces += own_pieces(self.method.of_this_rank(), self.store)
         if self.run.data.placement == "local":
             pieces.append(own_data_piece(contents(self.dataset.train), self.store))
@@ -184,6 +185,7 @@ class Training(Prepared):
             self._temperature if calibrated else 1.0,
             self.shares.known(self.rounds_done),
             self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
+            self.architecture.frozen_digest,
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -195,22 +197,18 @@ class Training(Prepared):
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:
                 self._go_on_at(self.sizes[header.side], {})
-            changes = self._changes(checkpoint)
+            changes = changes_since(checkpoint, self)
             self.shares.go_on(header.shares, header.ranks)
             self.rounds_done = header.round
             self._keep_slots(self._phase()[0])
             restored = restore(checkpoint, self.store)
+            restore_frozen(checkpoint, self.architecture)
             if odd := self.store.not_finite():
                 raise DataError(f"{path}: {odd}; weights must be finite. Go on from an earlier checkpoint.")
             if header.local_step:
                 changes.append("a version that stops inside rounds saved it: its round begins again from the mean")
         self.method = self._next_method(restored=restored)
+        self._make_evaluator()
         self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
         return changes
-
-    def _changes(self, checkpoint: Checkpoint) -> list[str]:
-        own_data = contents(self.dataset.train) if self.run.data.placement == "local" else None
-        ranks, targets = self.communicator.size, self.dataset.targets
-        here = Present(self.run, self.data_summary, self.architecture, ranks, self.store.rank, own_data, targets)
-        return changes_since(checkpoint, here)

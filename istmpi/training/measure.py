@@ -1,7 +1,6 @@
 """Measures what a cluster's network and ranks can do, as a `Cluster` for the cost model. Collective; bounded in time.
 
 Every figure is the median over repetitions of the slowest rank's time, with all ranks at work at once as in training.
-Lines are fitted so that relative errors are small, for short and long messages alike.
 """
 
 import time
@@ -80,10 +79,10 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work: the median over repetitions of the slowest rank's time, the first left out.
+    """Measure the seconds of work, the first time left out.
 
-    Short work is repeated without a pause in between, as training repeats its steps: on cores that ranks share, a
-    single short call tells little.
+    Short work is repeated without a pause, as training repeats its steps: on cores that ranks share, one call tells
+    little.
     """
     once = _slowest(communicator, work, 1)
     if once > SECONDS:

@@ -179,7 +179,7 @@ def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
         return None
     facts = Facts(code.inputs, code.outputs)
     if code.graph:
-        nodes, edges = size_of_example(run, data)
+        nodes, edges = data.train.size_of_example(run.train.batch, run.train.seed)
         facts = replace(facts, degree=edges / nodes)
     elif code.sparse:
         binary = run.train.multi_label_loss == "binary"
@@ -206,11 +206,6 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
             )
 
 
-def size_of_example(run: Run, data: Dataset) -> tuple[float, float]:
-    """Return the nodes and edges of a batch of a graph, for each of its examples."""
-    return data.train.size_of_example(run.train.batch, run.train.seed)
-
-
 def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architecture:
     """Return the network of a table and its code, ready for the run's training."""
     network = Architecture(run.model.name, table, run.model.dtype, code)
@@ -221,5 +216,5 @@ def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architec
         )
     network.require_usable(network.lengths)
     if code.graph:
-        network.nodes = size_of_example(run, data)[0], len(data.train.graph)
+        network.nodes = data.train.size_of_example(run.train.batch, run.train.seed)[0], len(data.train.graph)
     return network

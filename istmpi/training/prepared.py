@@ -12,12 +12,14 @@ from istmpi.checkpoint.state import (
     deployment_pieces,
     inputs_of,
 )
+from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
+from istmpi.data.moments import Moments
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.axes import narrowed
@@ -32,12 +34,13 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
-from istmpi.training.first_scale import first_scale
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
-from istmpi.training.share_log import require_fit, shares_of
+from istmpi.training.share_log import shares_of
 from istmpi.training.tally import Tally
-from istmpi.training.targets import standardised
+
+ROWS = 2**16
+"""Rows in memory at a time."""
 
 
 class Prepared:
@@ -68,7 +71,7 @@ class Prepared:
         require_same_everywhere(run, data, communicator)
         self.shares = shares_of(run, communicator)
         self.tally = Tally(communicator, self.clock)
-        self.sizes = sizes_of(run, standardised(run, data, communicator), communicator)
+        self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
             self._plan(data)
@@ -81,14 +84,18 @@ class Prepared:
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
+        self.init: Yields | None = None
+        """A program's function that yields weights to begin with."""
+        self.begun: list[str] = []
+        """The report of the weights with which the run began."""
         self._temperature = 1.0
-        self._calibrated: int | None = None
+        self.calibrated_after: int | None = None
         """The round after which moments were calibrated."""
         self.score_name = self.dataset.scoring.score
         with communicator.agreed():
             network = self.architecture
             self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
-            self.store.scale = first_scale(self.phases[0][0], self.architecture, communicator.size)
+            self.store.scale = _first_scale(self.phases[0][0], self.architecture, communicator.size)
             if run.model.scale == "none":
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
@@ -98,7 +105,7 @@ class Prepared:
             names = network.parameters if run.model.init == "constructor" else network.table.computed
             begin_as_constructed(network, self.store, run.train.seed, names)
         self.method = self._next_method()
-        self.evaluator = Evaluator(run, self.architecture, self.dataset, self.store, communicator)
+        self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
@@ -123,11 +130,7 @@ class Prepared:
     @property
     def calibrated(self) -> bool:
         """True if the moments of the full network are those after the last round."""
-        return self._calibrated == self.rounds_done
-
-    def note_calibration(self) -> None:
-        """Take note that the full network's moments are those after the last round."""
-        self._calibrated = self.rounds_done
+        return self.calibrated_after == self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:
         """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
@@ -139,7 +142,8 @@ class Prepared:
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
         spec.require_delay(run, network, self.communicator.size)
         spec.shares_by_ring(run, network, self.communicator.size)
-        require_fit(self.shares, spec, run, network, first=name == self.run.method.name)
+        if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
+            spec.require_changing_shares(run, network, self.shares.ranks)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
@@ -165,9 +169,14 @@ class Prepared:
 
     def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
-        self.size, self._calibrated = size, None
+        for name in self.architecture.code.given:
+            size.architecture.give(name, self.architecture.frozen[name])
+        self.size, self.calibrated_after = size, None
         self.method = self._next_method(restored=restored)
-        self.evaluator = Evaluator(self.run, size.architecture, size.dataset, self.store, self.communicator)
+        self._make_evaluator()
+
+    def _make_evaluator(self) -> None:
+        self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
         """Change to the size of images on which the next round trains. Collective."""
@@ -225,3 +234,32 @@ class Prepared:
     def makes_communicators(self) -> bool:
         """Say whether any round makes MPI communicators of its own."""
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
+
+
+def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
+    """Return the share of each dealt group that a first subnet has; ``run`` has the first method.
+
+    The share stays with the weights from then on, whatever the later methods and numbers of ranks.
+    """
+    spec = spec_of(run.method.name)
+    dealt = [group for group in spec.groups(run, network) if group in network.summed]
+    least = spec.least(run, network)
+    # Each rank has that share of a group's units: more than a P-th where several hold the same.
+    return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
+
+
+def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
+    """Return data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
+
+    Examples of all ranks count where each rank has its own.
+    """
+    if not data.scoring.predicts_numbers or not run.data.standardise:
+        return data
+    labels, moments = data.train.labels(), Moments(data.outputs)
+    for start in range(0, len(labels), ROWS):
+        moments.add(labels[start : start + ROWS])
+    if run.data.placement == "local":
+        parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
+        for count, mean, squares in parts:
+            moments.merge(count, mean, squares)
+    return data.standardised(moments.normalisation(data.outputs)[:2])

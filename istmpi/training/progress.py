@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from math import isnan
+from statistics import median
 from typing import TYPE_CHECKING
 
 from istmpi.engine.shares import share_of
 
 if TYPE_CHECKING:
     from istmpi.evaluation.evaluator import Score
-    from istmpi.training.slowest import Slowest
 
 
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round; all others are its exchange."""
+WORTH_SAYING = 0.05
+"""The least fraction of longer local steps, and of the others' waiting time, for which a rank is named."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,51 @@ class Counts:
     seconds: float
     bytes: int
     loss: float
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that holds up the others."""
+
+    rank: int
+    host: str
+    slower: float
+    """The fraction by which its local steps take longer than the median of the others'."""
+    waited: float
+    """The fraction of the time that the others wait for it, the mean over them."""
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, the others waited {self.waited:.0%} of the time"
+        )
+
+
+class Pace:
+    """The ranks' seconds of local steps so far, and the seconds of all of these rounds."""
+
+    def __init__(self) -> None:
+        self._compute: list[float] = []
+        self._seconds = 0.0
+
+    def add(self, compute: Sequence[float], seconds: float) -> None:
+        """Add a round; one in which a rank did not train is left out, for it says nothing about slow ranks."""
+        if not all(compute):
+            return
+        if len(compute) != len(self._compute):
+            self._compute, self._seconds = [0.0] * len(compute), 0.0
+        self._compute = [before + now for before, now in zip(self._compute, compute, strict=True)]
+        self._seconds += seconds
+
+    def slowest(self, hosts: Sequence[str]) -> Slowest | None:
+        """Return the rank that noticeably holds up the others, or None; ``hosts`` are the ranks' hosts."""
+        if len(self._compute) < 2 or not self._seconds > 0:
+            return None
+        longest = max(self._compute)
+        rank = self._compute.index(longest)
+        others = self._compute[:rank] + self._compute[rank + 1 :]
+        slower = longest / median(others) - 1
+        waited = min((longest - sum(others) / len(others)) / self._seconds, 1.0)
+        return Slowest(rank, hosts[rank], slower, waited) if min(slower, waited) >= WORTH_SAYING else None
 
 
 @dataclass(frozen=True)

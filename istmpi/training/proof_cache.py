@@ -2,9 +2,8 @@
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
-A table is taken again only if everything that it was made from is the same: the source, the arguments, the data's
-facts, the libraries, istmpi's own code for it. Files that cannot be read, or that others may write to, count as
-missing; tables that cannot be written are forgotten. The folder may be deleted at any time.
+A table is taken again only if everything that it was made from is the same. Files that cannot be read, or that others
+may write to, count as missing. The folder may be deleted at any time.
 """
 
 import hashlib

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import numpy as np
 
-from istmpi.checkpoint.format import DataSummary
 from istmpi.checkpoint.reader import Checkpoint
-from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.names import class_of
 from istmpi.tasks import OWN
+from istmpi.training.prepared import Prepared
+from istmpi.training.same_data import contents
 
 MAY_CHANGE = (
     "data.source",
@@ -39,22 +37,7 @@ WITHOUT_EFFECT = (
 """Settings, or sections of them, that do not change what is learnt."""
 
 
-@dataclass(frozen=True)
-class Present:
-    """The run that wants to resume, on one rank."""
-
-    run: Run
-    data: DataSummary
-    architecture: Architecture
-    ranks: int
-    rank: int
-    own_data: tuple[int, int, int] | None
-    """The contents of this rank's own training data; None where all ranks read the same."""
-    targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The moments that standardise targets."""
-
-
-def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
+def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
     header, changed, refused = checkpoint.header, [], []
     for setting, (saved, current) in header.run.differences(here.run).items():
@@ -63,21 +46,21 @@ def changes_since(checkpoint: Checkpoint, here: Present) -> list[str]:
             changed.append(text)
         elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
             refused.append(text)
-    for fact, saved in asdict(header.data).items():
-        current = getattr(here.data, fact)
+    for fact, saved in vars(header.data).items():
+        current = getattr(here.data_summary, fact)
         if saved not in (None, current) and fact != "source":
             refused.append(f"data: {fact} = {saved} there, {current} here")
-    if not same_targets(checkpoint.targets, here.targets):
+    if not same_targets(checkpoint.targets, here.dataset.targets):
         refused.append("data: targets are standardised by other numbers than there")
     old, new = checkpoint.architecture.table, here.architecture.table
     if difference := old.difference(new):
         refused.append(f"network: {difference} (there, here)")
     elif new.source and old.source != new.source:
         changed.append(f"the source of {here.run.model.name}, whose parameters are as they were")
-    if here.own_data is not None and header.ranks == here.ranks:
-        saved = checkpoint.own_data(here.rank)
-        if saved not in (None, here.own_data):
-            refused.append(f"data: examples, labels and features = {saved} there, {here.own_data} here")
+    if here.run.data.placement == "local" and header.ranks == here.communicator.size:
+        saved, current = checkpoint.own_data(here.store.rank), contents(here.dataset.train)
+        if saved not in (None, current):
+            refused.append(f"data: examples, labels and features = {saved} there, {current} here")
     if refused:
         raise ConfigError(
             f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."

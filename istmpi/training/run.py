@@ -10,10 +10,12 @@ from pathlib import Path
 
 from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
 from istmpi.foreign import staying
 from istmpi.lock import FolderLock
@@ -37,10 +39,9 @@ def run_training(
 
     ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to resume from,
     ``auto`` for this run's own folder if there is something in it; without it the folder must be new. Checkpoints that
-    lie beyond are set aside. No other run may be at work in the folder meanwhile. The run stops early at the
-    ``deadline`` (Unix time), on a file STOP in its folder and, with ``signals``, on signals to the process; or on
-    ``stop`` in place of all these. Returns None when there was nothing left to do. A run that was killed after its
-    last round only has its summary made.
+    lie beyond are set aside. The run stops early at the ``deadline`` (Unix time), on a file STOP in its folder and,
+    with ``signals``, on signals to the process; or on ``stop`` in place of all these. Returns None when there was
+    nothing left to do.
 
     Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
     that was reached saved; OutputError when a result cannot be written.
@@ -92,7 +93,7 @@ def recorded(
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
             recall_scores(training, folder, note)
-        began = begun_with(training) if training.run.train.init and not start and not training.rounds_done else ()
+        began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
@@ -120,10 +121,16 @@ def recorded(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Take the weights with which the run says to begin, as far as they fit; return its report. Collective."""
-    with training.communicator.agreed():
-        train = training.run.train
-        return begin_with(Path(train.init), training.architecture, training.store, train.init_names).lines
+    """Take the weights with which the run says to begin, as far as they fit, once; return the report. Collective."""
+    train = training.run.train
+    if train.init and not training.begun and not training.rounds_done:
+        begun = training.architecture, training.store
+        if training.init or is_function(train.init):
+            training.begun = begin_with_function(train.init, training.init, *begun, training.communicator)
+        else:
+            with training.communicator.agreed():
+                training.begun = begin_with(Path(train.init), *begun, train.init_names).lines
+    return training.begun
 
 
 def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:

@@ -16,6 +16,7 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
 from istmpi.comm import HangWatch
 from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
+from istmpi.evaluation.evaluator import Score
 from istmpi.lock import FolderLock
 from istmpi.record import METRICS, SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Training
@@ -133,6 +134,18 @@ class RunRecord:
         if self._first:
             self._watch.finished(summary)
         return summary
+
+    def add_score(self, score: Score) -> Summary:
+        """Add a score that came behind the end to the last round's metrics and to the summary. Collective."""
+        last = self._last or self._training.progress()
+        self._last = replace(last, score=score, score_name=self._training.score_name)
+        with self._communicator.agreed():
+            if self._first:
+                lock = FolderLock(self._folder.path, self.note)
+                self._folder.keep_metrics(self._last.round - 1)
+                self._folder.append(self._last.record())
+                lock.release()
+        return self._summarise(self._last)
 
     def _summarise(self, last: Progress | None) -> Summary:
         """Return how the run ended, which is in its folder, too; ``last``: the progress after its last round."""

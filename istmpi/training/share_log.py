@@ -12,9 +12,7 @@ from istmpi.engine.axes import narrowed
 from istmpi.engine.shares import AUTO, LEAD, Shares, equal, share_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file
-from istmpi.methods import MethodSpec
 from istmpi.methods.base import Method
-from istmpi.models.architecture import Architecture
 from istmpi.record import METRICS, RunFolder
 from istmpi.training.progress import LastRound
 
@@ -29,12 +27,6 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
     with communicator.agreed():
         log = _read(Path(setting), ranks) if communicator.rank == 0 else None
     return Shares(ranks, log=communicator.broadcast_from_root(log))
-
-
-def require_fit(shares: Shares, spec: MethodSpec, run: Run, network: Architecture, first: bool) -> None:
-    """Refuse, with a ConfigError, changing shares with a method of the run that cannot have them."""
-    if shares.changing and (first or spec.groups(run, network)):
-        spec.require_changing_shares(run, network, shares.ranks)
 
 
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:

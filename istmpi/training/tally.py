@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
-from istmpi.training.progress import Counts, LastRound
-from istmpi.training.slowest import Pace
+from istmpi.training.progress import Counts, LastRound, Pace
 
 
 class Tally:
@@ -18,8 +17,8 @@ class Tally:
         self._communicator, self._clock = communicator, clock
         self.counts = Counts(0, 0, 0, 0.0, 0, 0.0)
         """Counts of all ranks, as of the last exchange."""
-        self.began = 0.0, 0, 0
-        """The time when the present round began, this rank's sent bytes until then, and its examples seen."""
+        self._began = 0.0, 0
+        """The time when the present round began, and this rank's sent bytes until then."""
         self.last_round: LastRound | None = None
         self.pace = Pace()
         self._before: dict[str, float] = {}
@@ -31,16 +30,16 @@ class Tally:
         """Continue from these counts, as if no round had been measured."""
         self.counts, self.last_round, self.pace = counts, None, Pace()
 
-    def begin(self, examples: int) -> None:
-        """Begin a round when all ranks have come to it; this rank has seen so many ``examples``. Collective."""
+    def begin(self) -> None:
+        """Begin a round when all ranks have come to it. Collective."""
         self._saving = self.since_the_round("save")
         self._communicator.barrier()
-        self.began = time.perf_counter(), self._communicator.traffic.bytes, examples
+        self._began = time.perf_counter(), self._communicator.traffic.bytes
         self._before, self._beside = dict(self._clock.seconds), self._clock.background
 
     def end(self, examples: int) -> LastRound:
         """Return what the round took: as long as on the slowest rank; this rank saw ``examples`` in it. Collective."""
-        start, sent, _ = self.began
+        start, sent = self._began
         took = time.perf_counter() - start
         phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
         measured = took, self._communicator.traffic.bytes - sent, examples, phases

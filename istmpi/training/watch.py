@@ -10,8 +10,7 @@ from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
-from istmpi.training.progress import Progress
-from istmpi.training.slowest import Slowest
+from istmpi.training.progress import Progress, Slowest
 
 
 @dataclass(frozen=True)

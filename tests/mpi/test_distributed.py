@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import networks
 import numpy as np
@@ -13,8 +14,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import istmpi
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import stopping
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
@@ -201,6 +204,19 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         Stream([], 5, 0, 1, print).at(0)
 
 
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("alike, local, warned", [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_loader_that_gives_all_ranks_the_same_batches_is_noticed(comm, shared_tmp, alike, local, warned):
+    watch, loader = Noted(), [torch.full((4, 5), float(step + (not alike) * comm.rank)).double() for step in range(9)]
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=watch, signals=False):
+        for x in round.take(loader, local=local):
+            round.step(round.module(x, x).square().mean() * 1e-6)
+    if comm.rank == 0:
+        warning = "list: all ranks got the same first batch, so that each learns what the others do. Let it depend on"
+        assert sum(note.startswith(warning) for note in watch.notes) == warned
+
+
 class Counting:
     """A stateful loader, as torchdata has them."""
 
@@ -255,21 +271,25 @@ def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tm
     assert len({*seen}) == min(21, 20 + more * comm.rank)
 
 
-def test_changed_data_are_noted_when_resuming(comm, shared_tmp):
-    notes = []
+@pytest.mark.parametrize("local", [False, True])
+def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
+    """As prepared data are; each rank's own only on as many ranks as before."""
 
-    class Noting(Watch):
-        def noticed(self, message):
-            notes.append(message)
-
-    for rounds, value in ((2, 0.0), (3, 1.0)):
+    def train(rounds, value):
         data = TensorDataset(torch.full((12, 5), value).double())
         job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Noting(), signals=False):
-            for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True)):
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False):
+            for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True), local=local):
                 round.step(round.module(x, x).square().mean())
-    if comm.rank == 0:
-        assert notes[-1] == "loader 1: its data set is another one than before resuming."
+
+    train(1, 0.0)
+    train(2, 0.0)
+    with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
+        train(3, 1.0)
+    path = shared_tmp / f"run/loaders/data-{comm.rank}.json"
+    path.write_text(path.read_text().replace(f" {comm.size}]", f" {comm.size + 1}]"))
+    if local:
+        train(3, 1.0)
 
 
 def test_it_begins_with_given_weights(comm, shared_tmp):
@@ -303,17 +323,6 @@ def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp):
             for _ in round.steps():
                 round.step(round.module(*(x.double() for x in pair(4))).square().mean())
     assert len(set(seen)) == 2
-
-
-def test_frozen_parameters_are_the_constructors_alone(comm, shared_tmp):
-    if comm.rank == 0:
-        torch.save({"trunk.weight": torch.zeros(4, 5), "last.weight": torch.zeros(1, 8)}, shared_tmp / "weights.pt")
-    comm.barrier()
-    job = istmpi.Distributed(
-        networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), init=str(shared_tmp / "weights.pt"), **SETTINGS
-    )
-    with pytest.raises(ConfigError, match="has trunk.weight, which is frozen here"):
-        next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
 
 
 @pytest.mark.parametrize("sampler", [None, DistributedSampler])
@@ -378,6 +387,31 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
         assert (line["score"], line["accuracy" if "accuracy" in line else "score"]) == (scored, scored)
     both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
     assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
+
+
+def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_evaluated(comm, shared_tmp):
+    """It is saved, exported and scored with moments of the weights that it has; without a loader it is refused."""
+    loader, batches, saved = DataLoader(Digits(), batch_size=8, shuffle=True), Training(run_of({}), comm).batches, []
+    for calibrates in (0, 1, 3):
+        job, folder = distributed(comm, lr=0.1), shared_tmp / f"{calibrates}"
+        if calibrates < 3:
+            with pytest.raises(ConfigError, match="moments are not known after this round: call evaluate"):
+                job.save(shared_tmp / "network.h5")
+
+        def evaluate(round, job=job, last=calibrates):
+            if round.number <= last:
+                job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=loader)
+
+        loop(job, batches, 3, folder=folder, behind=evaluate)
+        if calibrates:
+            job.save(folder / "other.h5")
+            with open_checkpoint(folder / "network.h5") as end, open_checkpoint(folder / "other.h5") as other:
+                saved += [end.moments["norm"][0], other.moments["norm"][0]]
+            assert job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50)) > 0
+        elif comm.rank == 0:
+            with pytest.raises(DataError, match="without calibration"):
+                export(folder / "network.h5", "torch", folder / "network.pt", model=f"{FILE}:Convolutional")
+    assert all(np.array_equal(saved[0], other) for other in saved)
 
 
 def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm, shared_tmp):
@@ -597,12 +631,6 @@ def ends(round, batches, job):
         round.step(loss_of(round.module, batch))
 
 
-def several(round, batches, job):
-    for batch in round.take(batches):
-        round.step(loss_of(round.module, batch))
-    job.evaluate(lambda module, batch: torch.zeros(3), [EXAMPLE] * 9, calibrate=[(EXAMPLE, torch.zeros(8).long())])
-
-
 def uncalibrated(round, batches, job):
     for batch in round.take(batches):
         round.step(loss_of(round.module, batch))
@@ -676,9 +704,33 @@ def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
     assert [line["round"] for line in job.metrics()] == [1, 2, 3]
 
 
-def test_a_score_is_one_number(comm, shared_tmp):
-    with pytest.raises(ConfigError, match="the score is 3 numbers; it must be one for a batch"):
-        wrongly(several)(comm, shared_tmp / "run")
+@pytest.mark.parametrize(
+    "score, what",
+    [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
+    + [(None, "NoneType"), ("good", "str"), ([0.5], "list")],
+)
+def test_a_score_is_one_number(comm, score, what):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of such"):
+        job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
+
+
+def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        for _ in round.steps():
+            round.step(round.module(*(x.double() for x in pair(4))).square().mean())
+        job.evaluate(lambda module, batch: 1.0, [EXAMPLE] * 9)
+    mean = job.evaluate(lambda module, batch: (batch.sum(), len(batch)), [EXAMPLE, EXAMPLE[:3]], name="mean")
+    assert mean == pytest.approx(float(EXAMPLE.sum() + EXAMPLE[:3].sum()) / 11)
+    lines = job.metrics()
+    assert [(line["round"], line["score"], line["score_name"]) for line in lines] == [
+        (1, 1, "score"),
+        (2, mean, "mean"),
+    ]
+    assert job.summary.last.score.score == mean
+    if comm.rank == 0:
+        assert RunFolder(shared_tmp / "run").summary().tree["last"]["score"]["score"] == mean
 
 
 @pytest.mark.parametrize(
@@ -709,3 +761,68 @@ def test_costs_are_known_before_the_first_round(comm, shared_tmp):
     batches = Training(run_of({"method": "local-sgd"}), comm).batches
     loop(job, batches, 4, folder=shared_tmp / "run")
     assert planned == pytest.approx(job.training.tally.counts.bytes / 4, rel=0.3)
+
+
+def towers(comm, folder, around=lambda module: module, rounds=3, **settings):
+    """Train two towers whose module is used through ``around``; return the job."""
+    settings = SETTINGS | {"lr": 0.1, **settings}
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5, "hidden": 8}, comm, example=pair(6), **settings)
+    for round in job.rounds(rounds, folder=folder, watch=Watch(), signals=False):
+        module = around(round.module)
+        for step in round.steps():
+            x = torch.randn(8, 5, generator=seeded(10 * round.number + step), dtype=torch.float64)
+            round.step(module(x, x).square().mean())
+        for hook in getattr(module, "hooks", ()):
+            hook.remove()
+    return job
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, method):
+    called = []
+
+    def hooked(module):
+        last = module.tower[2]
+        module.hooks = [
+            module.register_forward_pre_hook(lambda *_: called.append("module")),
+            last.register_forward_hook(lambda *_: called.append("forward")),
+            last.register_full_backward_hook(lambda *_: called.append("backward")),
+            last.weight.register_post_accumulate_grad_hook(lambda _: called.append("gradient")),
+        ]
+        return module
+
+    job = towers(comm, shared_tmp / "hooked", hooked, method=method)
+    assert called[:3] == ["module", "forward", "forward"]
+    assert Counter(called) == {"module": 9, "forward": 18, "backward": 18, "gradient": 9}
+    assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", method=method).training))
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp, method):
+    """By a backend that compiles nothing; the weights are those of the plain module."""
+    compiled, widths = [], set()
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    def around(module):
+        widths.add(module.tower[0].out_features)
+        return torch.compile(module, backend=backend)
+
+    job = towers(comm, shared_tmp / "compiled", around, rounds=5, method=method)
+    assert len(compiled) == len(widths)
+    assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", rounds=5, method=method).training))
+
+
+def test_batches_on_another_device_are_refused_by_torch(comm, shared_tmp):
+    """The error is raised where the batch is used, and not by what looks at batches."""
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
+    with pytest.raises(RuntimeError, match="device"):
+        job.evaluate(lambda module, x: module(x, x).mean(), batches * comm.size)
+    round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
+    x = next(iter(round.take(batches)))
+    with pytest.raises(RuntimeError, match="device"):
+        round.step(round.module(x, x).mean())
+    assert round.device == torch.device("cpu")

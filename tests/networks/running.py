@@ -9,8 +9,7 @@ import numpy as np
 
 from istmpi.config import Run
 from istmpi.cost import round_bytes
-from istmpi.data.graph.file import material_of
-from istmpi.data.graph.prepare import adjacency
+from istmpi.data.graph.prepare import adjacency, material_of
 from istmpi.data.graph.split import Graph
 from istmpi.data.prepare import prepare
 from istmpi.data.writer import write

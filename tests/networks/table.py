@@ -145,12 +145,7 @@ CONVOLUTIONS = (
         "channels",
         scaled={"channels": "down.weight up.weight joined.weight last.weight"},
     ),
-    Row(
-        "convolution_nets.Upsampling",
-        IMAGE,
-        "channels wide",
-        scaled={"channels": "up.weight", "wide": "last.weight"},
-    ),
+    Row("convolution_nets.Upsampling", IMAGE, "channels wide", scaled={"channels": "up.weight", "wide": "last.weight"}),
     Row(
         "convolution_nets.ConvNext",
         IMAGE,
@@ -195,10 +190,7 @@ NORMS = (
         scaled={"channels1": "second.weight", "channels2": "last.weight"},
     ),
     Row(
-        "norm_nets.LayerNormed",
-        FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second.weight", "hidden2": "last.weight"},
+        "norm_nets.LayerNormed", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}
     ),
     Row("norm_nets.RmsNormed", FLAT, "hidden", scaled={"hidden": "last.weight"}),
     Row("norm_nets.OfSubclass", IMAGE, "channels1 channels2", scaled={"channels2": "last.weight"}),
@@ -443,12 +435,7 @@ PRODUCTS = (
         scaled={"hidden": "weights.1 weights.2"},
         fan={"weights.0": 6, "weights.1": 12, "weights.2": 12},
     ),
-    Row(
-        "product_nets.LowRank",
-        FLAT,
-        "hidden rank",
-        scaled={"hidden": "a last.weight", "rank": "a"},
-    ),
+    Row("product_nets.LowRank", FLAT, "hidden rank", scaled={"hidden": "a last.weight", "rank": "a"}),
     Row("product_nets.Hyper", FLAT, "code hidden", scaled={"code": "up.weight", "hidden": "last.weight"}),
     Row("product_nets.Machine", FLAT, "factors", scaled={"factors": "+sum"}, fan={"factors": 6}),
     Row("product_nets.TwoTowers", FLAT, "units", scaled={"units": "+sum"}),
@@ -471,20 +458,8 @@ TIED = (
     ),
     Row("tied_nets.TiedFilters", IMAGE, "channels", scaled={"channels": "+transposed"}),
     Row("tied_nets.Items", FLAT, "units", scaled={"units": "mix.weight +items.weight.t()"}),
-    Row(
-        "tied_nets.Lora",
-        FLAT,
-        "rank",
-        undealt={"hidden": FROZEN},
-        scaled={"rank": "b.weight"},
-    ),
-    Row(
-        "tied_nets.FrozenTrunk",
-        FLAT,
-        "hidden2",
-        undealt={"hidden1": FROZEN},
-        scaled={"hidden2": "last.weight"},
-    ),
+    Row("tied_nets.Lora", FLAT, "rank", undealt={"hidden": FROZEN}, scaled={"rank": "b.weight"}),
+    Row("tied_nets.FrozenTrunk", FLAT, "hidden2", undealt={"hidden1": FROZEN}, scaled={"hidden2": "last.weight"}),
     Row("tied_nets.Sinusoids", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
     Row("tied_nets.SinusoidBuffer", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
     Row("tied_nets.LogitScale", FLAT, "hidden", scaled={"hidden": "last.weight"}),
@@ -525,11 +500,7 @@ TEXT = (
         TOKENS,
         "embed heads hidden",
         default="heads hidden",
-        scaled={
-            "embed": "qkv.weight up.weight +tokens.weight",
-            "heads": "out.weight",
-            "hidden": "down.weight",
-        },
+        scaled={"embed": "qkv.weight up.weight +tokens.weight", "heads": "out.weight", "hidden": "down.weight"},
     ),
     Row("token_nets.TiedSoftmax", TOKENS, "embed", scaled={"embed": "mix.weight +tokens.weight"}),
     Row(
@@ -539,16 +510,4 @@ TEXT = (
         scaled={"embed": "cell.weight_ih_l0", "hidden": "cell.weight_hh_l0 last.weight"},
     ),
 )
-ROWS = (
-    *DENSE,
-    *CONVOLUTIONS,
-    *NORMS,
-    *ATTENTION,
-    *RECURRENT,
-    *EXPERTS,
-    *PRODUCTS,
-    *TIED,
-    *TRAPS,
-    *GRAPHS,
-    *TEXT,
-)
+ROWS = (*DENSE, *CONVOLUTIONS, *NORMS, *ATTENTION, *RECURRENT, *EXPERTS, *PRODUCTS, *TIED, *TRAPS, *GRAPHS, *TEXT)

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from istmpi.data.graph.file import material_of
-from istmpi.data.graph.prepare import adjacency
+from istmpi.data.graph.prepare import adjacency, material_of
 from istmpi.data.graph.split import Graph
 from istmpi.data.writer import write as write_file
 

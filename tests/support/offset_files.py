@@ -7,7 +7,7 @@ import numpy as np
 from istmpi.data.dense.file import material_of
 from istmpi.data.holdout import held_out
 from istmpi.data.labels import read_labels
-from istmpi.data.offsets import OFFSETS, less
+from istmpi.data.moments import OFFSETS, less
 from istmpi.data.writer import write as write_file
 
 

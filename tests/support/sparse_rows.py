@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from istmpi.data.sparse.file import material_of
+from istmpi.data.sparse.prepare import material_of
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import write as write_file
 

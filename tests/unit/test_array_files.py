@@ -117,11 +117,7 @@ def test_names_that_are_none(label, message):
     [
         (Y * 1.0, "regression", "30 labels are whole numbers of 3 values: taken for numbers"),
         (Y, "classification", "30 labels are whole numbers of 3 values: taken for classes"),
-        (
-            np.arange(30),
-            "classification",
-            "whole numbers of 30 values: taken for classes",
-        ),
+        (np.arange(30), "classification", "whole numbers of 30 values: taken for classes"),
         (Y + 0.5, "regression", ""),
         (np.array(["a", "b", "c"])[Y], "classification", ""),
     ],

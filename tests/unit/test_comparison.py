@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, reached, smoothed
 from istmpi.report.curves import read_curves
-from istmpi.report.sheets import notes, sheets
+from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.tasks import TASKS, higher_is_better
 
 FAST = [0.5, 0.7, 0.8, 0.9]
@@ -327,3 +327,13 @@ def test_time_that_runs_backwards_is_refused(tmp_path):
     replace(made, points=made.points[::-1]).save(path)
     with pytest.raises(DataError, match="must not fall"):
         read_curves([path])
+
+
+def test_the_verdict_in_full():
+    runs = [curve("local-sgd", SLOW, step=2.5, sent=10**7), curve("ist", FAST, step=1.0, sent=10**6)]
+    assert verdict(compare([*runs, curve("fedavg", [0.1, 0.2], problem="failed: x")], [0.5, 0.8])) == (
+        "ist reached an accuracy of 0.8 after 3 s of training with 3 MB sent by all ranks, and ended at 0.9. "
+        "local-sgd reached an accuracy of 0.8 after 10 s of training with 40 MB sent by all ranks, and ended at 0.8. "
+        "fedavg never reached an accuracy of 0.8, and ended at 0.2. "
+        "One run of each method: what noise there is does not show. Not all runs of fedavg came to their end."
+    )

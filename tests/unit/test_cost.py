@@ -260,19 +260,6 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     assert plan.largest.flops.optimizer == optimizer_spec(wanted.optimizer).flops * plan.largest.elements
 
 
-def test_the_share_of_the_network_that_is_trained_in_a_round():
-    network = mlp_network(6, (12, 8), 4, norm="none", bias=True)
-    plan = cost(run(), network, 4)
-    deal = Partition.draw(network.lengths, network.groups, 4, 0, 0)
-    trained = total = 0
-    for parameter in network.parameters.values():
-        masks = np.zeros(parameter.pattern.shape(network.lengths), dtype=bool)
-        for rank in range(4):
-            masks[np.ix_(*(deal.positions(axis, at, rank) for at, axis in enumerate(parameter.pattern.axes)))] = True
-        trained, total = trained + masks.sum(), total + masks.size
-    assert plan.held.trained_share == Fraction(int(trained), int(total))
-
-
 # ---- every method, and what is refused
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.cli.commands.costmodel import command
 from istmpi.config import Run
 from istmpi.cost.cluster import preset
@@ -38,7 +38,6 @@ def test_json_holds_the_figures_exactly():
     ist = [row for row in tree["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
-    assert [row["received_floats_per_step_and_rank"] for row in ist][-1] == 18_125
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])
@@ -102,18 +101,18 @@ def test_options_change_the_cluster():
 @pytest.mark.parametrize(
     "read, text, value",
     [
-        (quantities.bandwidth, "2.5Gbit", 2.5e9 / 8),
-        (quantities.bandwidth, "300 MB/s", 3e8),
-        (quantities.latency, "100us", 1e-4),
-        (quantities.latency, "1e-3 s", 1e-3),
-        (quantities.speeds, "250G,1.5T", (250e9, 1.5e12)),
-        (quantities.speeds, "1e12", (1e12,)),
-        (quantities.memory, "16GB", 16e9),
-        (quantities.memory, "16GiB", 16 * 2**30),
-        (quantities.ranks, "4,1,2", [1, 2, 4]),
-        (quantities.ranks, "1..20", [1, 2, 4, 8, 16, 20]),
-        (quantities.ranks, "100000", [100_000]),
-        (quantities.widths, "3-2-1", [3, 2, 1]),
+        (options.bandwidth, "2.5Gbit", 2.5e9 / 8),
+        (options.bandwidth, "300 MB/s", 3e8),
+        (options.latency, "100us", 1e-4),
+        (options.latency, "1e-3 s", 1e-3),
+        (options.speeds, "250G,1.5T", (250e9, 1.5e12)),
+        (options.speeds, "1e12", (1e12,)),
+        (options.memory, "16GB", 16e9),
+        (options.memory, "16GiB", 16 * 2**30),
+        (options.ranks, "4,1,2", [1, 2, 4]),
+        (options.ranks, "1..20", [1, 2, 4, 8, 16, 20]),
+        (options.ranks, "100000", [100_000]),
+        (options.widths, "3-2-1", [3, 2, 1]),
     ],
 )
 def test_quantities_are_read_as_people_write_them(read, text, value):

@@ -90,10 +90,7 @@ def test_rows_hold_whole_numbers_exactly_and_are_consistent():
     assert not any(row["ranks"] == 100_000 for row in rows if row["method"].startswith("ist"))
     assert any(row["ranks"] == 100_000 and row["method"] == "local-sgd" for row in rows)
     for row in rows:
-        ranks, steps = row["ranks"], row["local_steps"]
-        assert row["received_floats_per_step_and_rank"] * ranks == pytest.approx(row["received_floats_per_step"])
-        assert row["sent_bytes_per_step"] * steps == pytest.approx(row["sent_bytes_per_round"])
-        assert row["flops_per_example"] * row["examples_per_step"] == pytest.approx(row["flops_per_step"])
+        assert row["sent_bytes_per_step"] * row["local_steps"] == pytest.approx(row["sent_bytes_per_round"])
         assert row["seconds_per_round"] == row["compute_seconds_per_round"] + row["transfer_seconds_per_round"]
     ist = next(row for row in rows if row["method"] == "ist" and row["ranks"] == 8)
     assert ist["flops_per_step"] == 27_033_600_000 and isinstance(ist["flops_per_step"], int)

@@ -9,8 +9,8 @@ from batches import examples_of
 from data_files import make_csv, make_images, make_speech, pack, write_wav
 from PIL import Image
 
-from istmpi.data.dense.melspectrogram import log_mel
 from istmpi.data.dense.predict import read_inputs
+from istmpi.data.dense.speech import log_mel
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
@@ -210,14 +210,7 @@ def test_messages_have_no_addresses(tmp_path, kind, name):
 LISTED = "no/eve_nohash_0.wav\nyes/eve_nohash_1.wav\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        LISTED,
-        LISTED.replace("\n", "  \r\n\r\n"),
-        "\ufeff" + LISTED,
-    ],
-)
+@pytest.mark.parametrize("text", [LISTED, LISTED.replace("\n", "  \r\n\r\n"), "\ufeff" + LISTED])
 def test_lines_of_a_list_are_paths(tmp_path, text):
     folder = make_speech(tmp_path / "in")
     (folder / "testing_list.txt").write_bytes(text.encode())

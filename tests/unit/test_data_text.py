@@ -194,7 +194,7 @@ def test_a_long_document_is_encoded_in_lines_however_it_is_read(tmp_path, monkey
 
 @pytest.mark.parametrize("vocabulary, dtype", [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
 def test_tokens_are_as_small_as_the_vocabulary_allows(vocabulary, dtype):
-    from istmpi.data.text.file import smallest_type
+    from istmpi.data.text.prepare import smallest_type
 
     assert smallest_type(vocabulary) == np.dtype(dtype)
 

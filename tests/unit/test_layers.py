@@ -21,7 +21,7 @@ PLACES = {
     "h5py": ["hdf5.py", "data/hdf5.py", "checkpoint/"],
     "matplotlib": ["report/figures.py", "report/plots.py", "report/cost_plots.py", "report/comparison_plots.py"],
     "click": ["cli/"],
-    "rich": ["cli/", "report/tables.py", "report/checkpoints.py", "report/networks.py"],
+    "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "msgspec": ["settings.py"],
     "torch.distributed": [],
     "multiprocessing": [],

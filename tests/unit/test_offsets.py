@@ -9,8 +9,7 @@ from batches import examples_of
 
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.moments import Normalisation
-from istmpi.data.offsets import Extent, less
+from istmpi.data.moments import Extent, Normalisation, less
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.errors import DataError

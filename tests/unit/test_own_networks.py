@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from istmpi.engine.axes import Pattern
+from istmpi.cost.holdings import Holdings
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inference import infer
 from istmpi.models.proof import Trial
@@ -154,17 +155,14 @@ def test_of_many_ways_to_read_the_axes_of_a_width_that_is_alone_one_is_enough(mo
 def test_what_ranks_hold():
     found = inferred("Convolutional", IMAGE)
     own = network("Convolutional", IMAGE)
-    assert found.elements == sum(parameter.numel() for parameter in own.build().parameters())
-    assert found.replicated(found.groups) == 10
-    assert found.replicated(("channels1",)) == found.elements - sum(
-        own.build().state_dict()[name].numel()
-        for name in ("first.weight", "first.bias", "norm.weight", "norm.bias", "second.weight")
-    )
-    narrow = own.build({"channels1": 4, "channels2": 8, "hidden": 16})
-    assert found.narrow(found.groups, 4) == {"channels1": 4, "channels2": 8, "hidden": 16}
-    assert found.narrow(("hidden",), 4) == {"channels1": 16, "channels2": 32, "hidden": 16}
-    assert found.held(found.narrow(found.groups, 4)) == sum(parameter.numel() for parameter in narrow.parameters())
-    assert found.narrow(found.groups, 17) is None
+    parameters = {name: Parameter(pattern, "float32", 0, 0) for name, pattern in found.parameters.items()}
+    held = Holdings(parameters, found.lengths, found.groups, 4)
+    assert held.network_elements == sum(parameter.numel() for parameter in own.build().parameters())
+    assert held.shared_bytes == 4 * 10
+    assert held.parts[0].lengths == {"channels1": 4, "channels2": 8, "hidden": 16}
+    narrow = own.build(held.parts[0].lengths)
+    assert held.bytes(held.parts[0]) == 4 * sum(parameter.numel() for parameter in narrow.parameters())
+    assert Holdings(parameters, found.lengths, ("hidden",), 4).parts[0].lengths["channels2"] == 32
 
 
 def test_the_command_tells(istmpi_command):

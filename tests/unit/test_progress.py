@@ -14,9 +14,8 @@ from istmpi.cli.display import LiveView, TrainingDisplay
 from istmpi.cli.run_options import Showing
 from istmpi.comm import world
 from istmpi.evaluation.evaluator import Score
-from istmpi.training.progress import LastRound, Progress
+from istmpi.training.progress import LastRound, Pace, Progress
 from istmpi.training.run import run_training
-from istmpi.training.slowest import Pace
 
 HOSTS = ["a", "b", "c", "node-17"]
 

@@ -11,7 +11,7 @@ from istmpi.cli.commands.predict import command as predict_command
 from istmpi.cli.commands.prepare import command as prepare_command
 from istmpi.comm import world
 from istmpi.data.dense.predict import read_inputs
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.deploy.scoring import evaluate
@@ -58,10 +58,7 @@ def assumed(report, option):
 
 
 @pytest.mark.parametrize(
-    "name, classes, examples, columns",
-    [
-        ("under.csv", ("11_1", "1_11", "2_1", "2_2"), 40, ["a", "b"]),
-    ],
+    "name, classes, examples, columns", [("under.csv", ("11_1", "1_11", "2_1", "2_2"), 40, ["a", "b"])]
 )
 def test_small_inputs_are_read_as_they_are(case, name, classes, examples, columns):
     report, data, _ = prepared(case(name))

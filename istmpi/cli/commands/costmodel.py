@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
 from istmpi.cli.options import as_json, real, text, whole
 from istmpi.cli.output import console, print_json, say
@@ -24,7 +24,7 @@ from istmpi.foreign import MOST, is_file
 from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
-from istmpi.report.units import number
+from istmpi.units import number
 
 EXAMPLES = 1_000_000
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
@@ -51,7 +51,7 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
     is_flag=True,
     help="Method, ranks and local steps to take, and the links that methods need: four lines.",
 )
-@whole("--most-ranks", "P", "For --advise.", 2, quantities.MOST_RANKS, default=8)
+@whole("--most-ranks", "P", "For --advise.", 2, options.MOST_RANKS, default=8)
 @as_json
 @text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
 def command(
@@ -122,9 +122,9 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
     link = cluster.links["alltoallv"]
     latency, rate = changed.pop("latency", None), changed.pop("bandwidth", None)
     if latency or rate:
-        seconds = quantities.latency("--latency", latency) if latency else link.latency
-        changed["links"] = network(seconds, quantities.bandwidth("--bandwidth", rate) if rate else link.bandwidth)
-    for option, read in (("flops", quantities.speeds), ("memory", quantities.memory)):
+        seconds = options.latency("--latency", latency) if latency else link.latency
+        changed["links"] = network(seconds, options.bandwidth("--bandwidth", rate) if rate else link.bandwidth)
+    for option, read in (("flops", options.speeds), ("memory", options.memory)):
         if option in changed:
             changed[option] = read(f"--{option}", changed[option])
     return replace(cluster, **changed, name=f"{cluster.name} with {named}")
@@ -149,7 +149,7 @@ def _ranks(text: str | None, scenario: Scenario) -> list[int]:
     given = [len(each) for each in (shares, scenario.cluster.flops) if each and len(each) > 1]
     if text is None and given:
         return [given[0]]
-    return quantities.ranks("--ranks", text or "1..32")
+    return options.ranks("--ranks", text or "1..32")
 
 
 def _title(scenario: Scenario) -> str:

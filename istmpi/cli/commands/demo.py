@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import real, text, whole
+from istmpi.cli.options import bandwidth, real, text, whole
 from istmpi.cli.output import console, table
-from istmpi.cli.quantities import bandwidth
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
-from istmpi.report.units import number
-from istmpi.units import in_seconds
+from istmpi.units import in_seconds, number
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,14 +19,7 @@ from istmpi.foreign import printable
 @flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
 @own_class
 @as_json
-def command(
-    path: str,
-    data: str | None,
-    split: str,
-    calibrate: bool,
-    model: str | None,
-    as_json: bool,
-) -> None:
+def command(path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool) -> None:
     """Score the network in CKPT: its loss and its accuracy, or its mean absolute error, on a whole split.
 
     \b

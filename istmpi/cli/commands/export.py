@@ -7,7 +7,7 @@ import click
 from istmpi.cli.options import calibrate_on, flag, force, own_class, text
 from istmpi.cli.output import note, say
 from istmpi.comm import current_rank
-from istmpi.report.units import size
+from istmpi.units import size
 
 
 @click.command("export")

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import flag, text, whole
-from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
-"""jobs/ of the project: a link to it in a clone, a copy in an installation."""
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 _TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"
@@ -51,12 +49,7 @@ def command() -> None:
 @text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
 @flag("--stage-venv", "Copy the virtual environment there, too.")
 @whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-@whole(
-    "--relaunch",
-    "N",
-    "Times to resume at once, inside the job, without lost nodes (3; not with --compare).",
-    0,
-)
+@whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0)
 def slurm(
     run: str,
     options: tuple[str, ...],

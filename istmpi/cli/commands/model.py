@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from istmpi.cli import quantities
+from istmpi.cli import options
 from istmpi.cli.options import as_json, flag, text, whole
 from istmpi.cli.output import print_json, wide_console
 from istmpi.cli.run_options import assigned
@@ -17,9 +17,9 @@ from istmpi.names import is_own
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
+    from istmpi.models.architecture import Architecture
     from istmpi.models.inference import Inferred
     from istmpi.models.operators import Operator
-    from istmpi.models.table import Table
 
 
 @click.command("model")
@@ -52,7 +52,7 @@ def command(
     must leave the outputs as they were. Then come its products with their FLOPs for an example, and what each of P
     ranks would train. The code of NET is run.
     """
-    counts = quantities.ranks("--ranks", ranks)
+    counts = options.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
         raise click.UsageError("give --data, or both --shape and --outputs.")
     if tokens and shape is None:
@@ -64,13 +64,13 @@ def command(
         dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "")
         example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
     else:
-        inputs, example = None, quantities.shape("--shape", shape)
+        inputs, example = None, options.shape("--shape", shape)
 
     from istmpi.config.sections import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
     from istmpi.models.inspection import examine
     from istmpi.models.user import user_network
-    from istmpi.report.networks import tables
+    from istmpi.report.checkpoints import tables
 
     arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
@@ -81,12 +81,11 @@ def command(
         if as_json:
             print_json({"network": network, "refused": str(error)})
         raise
-    facts = _facts(table, inferred, counts) | {"network": network, "shape": list(example), "outputs": outputs}
+    described = Architecture(network, table, "float32", inspected)
+    facts = _facts(described, inferred, counts) | {"network": network, "shape": list(example), "outputs": outputs}
     refusal = None
     try:
-        Architecture(network, table, "float32", inspected).require_dealable(
-            table.dealt, settings.get("scale") != "none"
-        )
+        described.require_dealable(table.dealt, settings.get("scale") != "none")
     except ConfigError as error:
         refusal = error
     facts["refused"] = str(refusal or "")
@@ -100,14 +99,16 @@ def command(
         raise refusal
 
 
-def _facts(table: Table, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
+def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
+    from istmpi.cost.holdings import Holdings
     from istmpi.models.operators import flops
 
-    dealt = table.dealt
-    subnets = {count: inferred.narrow(dealt, count) for count in counts}
-    possible = {count: narrow for count, narrow in subnets.items() if narrow is not None}
-    held = {count: float(inferred.held(narrow)) for count, narrow in possible.items()}  # of blocks the odds count
-    products = {count: float(flops(table.operators, narrow)) for count, narrow in possible.items()}
+    table, dealt = network.table, network.table.dealt
+    possible = [count for count in counts if all(network.lengths[name] >= count for name in dealt)]
+    holdings = {count: Holdings(network.parameters, network.lengths, dealt, count) for count in [1, *possible]}
+    largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
+    held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
+    products = {count: float(flops(table.operators, part.lengths)) for count, part in largest.items()}
     return {
         "settings": dict(table.settings),
         "widths": [
@@ -124,9 +125,9 @@ def _facts(table: Table, inferred: Inferred, counts: Sequence[int]) -> dict[str,
             for finding in inferred.findings
         ],
         "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
-        "elements": inferred.elements,
-        "replicated": inferred.replicated(dealt),
-        "flops": flops(table.operators, inferred.lengths),
+        "elements": holdings[1].network_elements,
+        "replicated": holdings[1].shared_bytes // 4,
+        "flops": flops(table.operators, network.lengths),
         "held": {str(count): held.get(count) for count in counts},
         "flops_of_held": {str(count): products.get(count) for count in counts},
         "operators": [_operator(operator, inferred.lengths) for operator in table.operators],
@@ -142,7 +143,6 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of the network that ``--set`` gives; ConfigError for a setting that is none."""
     arguments = {}
     for name, value in assigned(assignments):
         section, _, argument = name.partition(".")

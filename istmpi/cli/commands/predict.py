@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import calibrate_on, flag, force, own_class, real, text, whole
+from istmpi.cli.options import YesOrNo, calibrate_on, flag, force, own_class, real, text, whole
 from istmpi.cli.output import note
-from istmpi.cli.quantities import YesOrNo
 from istmpi.comm import current_rank
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -89,7 +88,7 @@ def command(
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.dense.predict import read_inputs
-    from istmpi.data.files.notes import Notes
+    from istmpi.data.files.decoder import Notes
     from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines

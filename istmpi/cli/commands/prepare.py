@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-from istmpi.cli.options import as_json, force, real, text, whole
+from istmpi.cli.options import YesOrNo, as_json, force, real, text, whole
 from istmpi.cli.output import console, print_json, progress, table
-from istmpi.cli.quantities import YesOrNo
 from istmpi.foreign import printable
 from istmpi.record import known
-from istmpi.report.units import size
 from istmpi.tasks import TASKS
+from istmpi.units import size
 
 if TYPE_CHECKING:
     from istmpi.data.prepare import Report

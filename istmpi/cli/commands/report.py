@@ -52,7 +52,6 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
 
 
 def as_targets(text: str | None) -> list[float]:
-    """The numbers of ``0.63,0.69``; none where the option was not given."""
     try:
         return [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import flag, text, whole
-from istmpi.cli.quantities import MOST_RANKS
+from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 from istmpi.foreign import is_file
 from istmpi.record import SETTINGS, home, run_of
@@ -93,7 +92,6 @@ def command(
 
 
 def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
-    """RUN, --resume and, for a run that is resumed in its folder, --out."""
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
     if not run and resume not in ("", "auto"):

@@ -1,7 +1,7 @@
 """Random numbers that a data set of the user's draws while an example is read, as a function of a key.
 
 Python's and NumPy's global states are set meanwhile, and restored. What torch draws in this thread comes from a
-generator of its own: the step that computes in another thread draws from the global one.
+generator of its own, for the step in another thread draws from the global one.
 """
 
 from __future__ import annotations

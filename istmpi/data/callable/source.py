@@ -30,7 +30,7 @@ def is_function(source: str) -> bool:
 
 def takes_rank(source: str) -> bool:
     """Say whether the function is told its rank, so that each rank has data of its own."""
-    return "rank" in _takes(_loaded("--data", source, "function")[1])
+    return "rank" in _takes(loaded("--data", source, "function")[1])
 
 
 def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
@@ -44,9 +44,9 @@ def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
     from istmpi.data.callable.split import OwnSplit
     from istmpi.data.callable.task import RegressionAsItIs, functions_of, kind_of, own_task
 
-    module, function = _loaded("--data", source, "function")
+    module, function = loaded("--data", source, "function")
     datasets = _called(source, function, rank)
-    network = _loaded("--model", scoring, "Class")[1] if scoring else None
+    network = loaded("--model", scoring, "Class")[1] if scoring else None
     splits, takes = {}, _arguments(getattr(network, "forward", None))
     for split, dataset in datasets.items():
         collate = getattr(dataset, "collate", None) or getattr(module, "collate", None) or default_collate
@@ -75,7 +75,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
     return Dataset(splits, OWN, shape, outputs, None, source, "python", own_task=task, example=batch.inputs)
 
 
-def _loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
+def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
     """Return the module of FILE.py:NAME, run once as long as the file does not change, and what has that name."""
     path = Path(name.rpartition(":")[0])
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)

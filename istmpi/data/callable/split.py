@@ -63,26 +63,23 @@ class OwnSplit(Split):
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
         """Return the examples as ``collate`` makes a batch of them."""
         rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
+        items, key = [], key or 0
         with drawing() as seed:
-            return self._read(rows, key or 0, seed)
-
-    def _read(self, rows: list[int], key: int, seed: Callable[[int], None]) -> Any:
-        items = []
-        for row in rows:
-            seed(rng.key(key, row))
+            for row in rows:
+                seed(rng.key(key, row))
+                try:
+                    items.append(self.dataset[row])
+                except Exception as error:
+                    raise DataError(f"{self.name} example {row} cannot be read: {short(error)}.") from error
+            seed(rng.key(key, "collate"))
             try:
-                items.append(self.dataset[row])
+                return self.collate(items)
             except Exception as error:
-                raise DataError(f"{self.name} example {row} cannot be read: {short(error)}.") from error
-        seed(rng.key(key, "collate"))
-        try:
-            return self.collate(items)
-        except Exception as error:
-            odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
-            raise DataError(
-                f"{self.name} example {odd} does not go into a batch with example {rows[0]}: {short(error)}. Give them "
-                f"a common shape, or write collate(items) in the file of the data."
-            ) from error
+                odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
+                raise DataError(
+                    f"{self.name} example {odd} does not go into a batch with example {rows[0]}: {short(error)}. Give "
+                    f"them a common shape, or write collate(items) in the file of the data."
+                ) from error
 
     def _go_together(self, *items: Any) -> bool:
         try:
@@ -117,15 +114,16 @@ class OwnSplit(Split):
 
     @property
     def features_checksum(self) -> int:
-        return _checksum([batch.inputs for batch in self._sample])
+        return checksum_of([batch.inputs for batch in self._sample])
 
     @property
     def labels_checksum(self) -> int:
-        return _checksum([batch.targets for batch in self._sample])
+        return checksum_of([batch.targets for batch in self._sample])
 
 
-def _checksum(tree: Any) -> int:
+def checksum_of(tree: Any) -> int:
+    """Return a checksum of the tensors of a tree; 0 where there are none."""
     checksum = 0
-    for tensor in tensors_of(tree):
-        checksum = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+    for tensor in (tensor for tensor in tensors_of(tree) if not tensor.is_meta):
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
     return checksum

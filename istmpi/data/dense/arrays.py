@@ -11,12 +11,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.data.dataset import NAMES, SPLITS
+from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes, first_of
-from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.files.decoder import Decoder, Notes, first_of
+from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -28,17 +27,15 @@ _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
     *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
 )
-"""The errors of zipfile, of unpacking, and of NumPy's reader of headers."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says, ``task`` where it cannot know.
+    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says.
 
-    float32 rows of plain features are normalised one by one; bytes and rows with more axes by one mean and deviation.
-    ``channels`` says where images [n, three axes] have them, first or last: DataError where it is not given and they
-    seem to come last.
+    float32 rows of plain features are normalised one by one, others by one mean and deviation. ``channels`` says where
+    images [n, three axes] have them: DataError where it is not given and they seem to come last.
     """
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
@@ -96,10 +93,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``.
-
-    ``name`` is what a DataError calls the file.
-    """
+    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``."""
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}
@@ -111,14 +105,14 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 
 def array_names(what: str, split: str) -> list[str]:
-    return [name for part in NAMES[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+    return [name for part in WORDS[split] for name in (f"{what}_{part}", f"{part}_{what}")]
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
-    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays.
+    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays: x_train and y_train, or train_x and
+    train_y, in any letter case.
 
-    They are named x_train and y_train, or train_x and train_y, in any letter case. Arrays named x and y alone are
-    split: one in five is a test example.
+    x and y alone are split: one in five is a test example.
     """
     by_name: dict[str, str] = {}
     for name in arrays:
@@ -148,18 +142,11 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
             f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) would be "
             f"read alike. Save all splits as one type, on one scale."
         )
-    if "" in pairs:
-        x, y = pairs[""]
-        test = held_out(len(y))
-        pairs = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
-    for split, (_, y) in pairs.items():
-        if len(y) == 0:
-            raise DataError(f"{source} has no {split} examples; it needs at least one.")
-    return pairs, {name for pair in names.values() for name in pair}
+    return with_test(pairs, source), {name for pair in names.values() for name in pair}
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
-    """Return the convention on the scale of features: bytes, from 0 to 255, or floats, mostly to 1."""
+    """Return the convention on the scale of features: bytes, or floats."""
     dtypes = {*dtypes}
     if dtypes == {np.dtype(np.uint8)}:
         return {"type": "bytes"}

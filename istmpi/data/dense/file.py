@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from istmpi.data.dataset import Dataset, require_finite
+from istmpi.data.dataset import require_finite
 from istmpi.data.images.split import examples_of
-from istmpi.data.moments import Moments, Normalisation
-from istmpi.data.offsets import OFFSETS, Extent
+from istmpi.data.moments import OFFSETS, Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
-    from istmpi.data.hdf5 import PreparedFile
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
 BLOCK = 2**20
@@ -47,9 +46,8 @@ def material_of(
 ) -> Material:
     """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
 
-    ``dtype`` is that of x in the file. ``groups`` are the means and deviations that normalise it (see
-    ``Moments.normalisation``), ``output_names`` the names of numbers to predict. DataError for features that are not
-    finite, and for values that are too close together for float32.
+    ``dtype`` is that of x in the file; ``groups`` are the means and deviations that normalise it. DataError for
+    features that are not finite, or too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
@@ -61,7 +59,7 @@ def material_of(
         counts[split] = len(y)
         for start in range(0, len(y), step):
             rows = np.asarray(x[start : start + step]).reshape(-1, features)
-            require_finite(rows, split, source, start)
+            require_finite(rows, f"{split} example", source, start)
             if split == "train":
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
@@ -81,7 +79,7 @@ def rows_per_block(features: int) -> int:
     return max(1, BLOCK // features)
 
 
-def open_examples(file: PreparedFile) -> Dataset:
+def open_examples(file: PreparedFile) -> Opened:
     shape, kind = file.shape, file.text("kind")
     mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
     offset, target_offset = (
@@ -89,8 +87,7 @@ def open_examples(file: PreparedFile) -> Dataset:
     )
     normalisation, splits = Normalisation(mean, std, offset), {}
     for split in file.splits:
-        x, y = file.mapped(f"{split}/x"), file.mapped(f"{split}/y")
-        splits[split] = examples_of(kind, shape, x, y, normalisation, file.guard(f"{split}/x", x))
-    facts = file.text("task"), shape, file.outputs, file.names("classes"), file.text("source"), kind, mean, std
-    more = {"output_names": file.names("outputs"), "offset": offset, "target_offset": target_offset}
-    return Dataset(splits, *facts, **more)
+        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
+        splits[split] = examples_of(kind, shape, x, y, normalisation, guard)
+    facts = {"output_names": file.names("outputs"), "target_offset": target_offset}
+    return splits, normalisation._asdict() | facts

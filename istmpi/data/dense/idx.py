@@ -20,8 +20,7 @@ _FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-uby
 def read(archive: Archive, decoder: Decoder) -> Material:
     """Images [1, height, width] uint8, normalised by one mean and deviation.
 
-    Files are named as MNIST's: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k (or test), with
-    a name before or ".gz" behind.
+    Files are named as MNIST's, with t10k or test, and perhaps a name before or ".gz" behind.
     """
     files, x, raw = _find(archive), {}, {}
     for split in ("train", "test"):
@@ -43,7 +42,6 @@ def read(archive: Archive, decoder: Decoder) -> Material:
 
 
 def _find(archive: Archive) -> dict[tuple[str, str], str]:
-    """Return the file for each (split, "images" | "labels")."""
     files: dict[tuple[str, str], str] = {}
     for name in archive.names:
         if match := _FILE.fullmatch(name):
@@ -69,8 +67,7 @@ def _array(archive: Archive, name: str, axes: int) -> np.ndarray:
         if 0 in lengths[1:]:
             raise DataError(f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; needed is at least one.")
         content = stream.read(prod(lengths) + 1)
-    if len(content) > prod(lengths):
-        raise DataError(f"{name} has more bytes than its header says. Download it again.")
-    if len(content) < prod(lengths):
-        raise DataError(f"{name} is truncated: {prod(lengths) - len(content)} bytes are missing. Download it again.")
+    if len(content) != prod(lengths):
+        few = "fewer" if len(content) < prod(lengths) else "more"
+        raise DataError(f"{name} has {few} bytes than the {prod(lengths):,} that its header says. Download it again.")
     return np.frombuffer(content, np.uint8).reshape(lengths)

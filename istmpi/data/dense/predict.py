@@ -1,4 +1,4 @@
-"""Examples to be predicted: their features are made by the same code as those of the training data."""
+"""Examples to predict: the code that made the training data's features makes theirs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,11 +13,10 @@ from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
-from istmpi.data.dense.delimited import read_table
 from istmpi.data.dense.file import rows_per_block
+from istmpi.data.dense.tables import read_table
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images import prepare as images
 from istmpi.data.sources import open_dataset
@@ -27,7 +26,7 @@ from istmpi.foreign import Fields
 from istmpi.optional import optional
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names, or their numbers, and x [b, features], not normalised."""
+"""The examples' names or numbers, and x [b, features], not normalised."""
 
 
 def read_inputs(
@@ -46,9 +45,9 @@ def read_inputs(
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
-    ``resize`` brings images to the shape. ``skipped`` gets the name of a file that cannot be read, and the reason.
-    ``label`` names a column of a table to pass over; ``header`` and ``delimiter`` are as in `istmpi prepare csv`,
-    by default as in ``reading``, the network's conventions; ``notes`` collects what was assumed.
+    ``resize`` brings images to the shape. ``skipped`` gets names of files that cannot be read, and reasons. ``label``
+    names a column of a table to pass over; ``header`` and ``delimiter`` are by default as in ``reading``, the network's
+    conventions.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
@@ -80,7 +79,7 @@ def read_inputs(
     else:
         raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
     for names, x in blocks:
-        require_finite(x, "input", source, count)
+        require_finite(x, "input example", source, count)
         count += len(x)
         yield (range(count - len(x), count) if names is None else names), x
     if count == 0:
@@ -91,7 +90,7 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     _require_form(source, data.shape, shape)
     if split not in data.splits:
         raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
-    rows = data.splits[split].normalised_by(None).reshaped((data.features,))
+    rows = data.normalised_by(None).reshaped((data.features,)).splits[split]
     step = rows_per_block(data.features)
     for start in range(0, len(rows), step):
         x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()

@@ -16,12 +16,11 @@ from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
-"""The largest sample of a fingerprint, where all rows are more bytes than these."""
 
 
 @dataclass(eq=False)
 class DenseSplit(Split):
-    """Rows of numbers; ``x`` and ``y`` may be memory maps: only the rows that are asked for are ever touched."""
+    """Rows of numbers; ``x`` and ``y`` may be memory maps."""
 
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
@@ -33,7 +32,6 @@ class DenseSplit(Split):
     """It learns of rows before they are read."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
-    """The shape of an example for the network."""
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation with which batches have ``y``."""
     chosen: np.ndarray | None = None
@@ -59,7 +57,6 @@ class DenseSplit(Split):
 
     @property
     def read_shape(self) -> tuple[int, ...]:
-        """The shape of an example before it is given that of the network."""
         return self.shape
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -125,8 +122,7 @@ class DenseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of x as it is normalised, or of the same sample everywhere; the ``guard``, which reads whole blocks,
-        is not asked."""
+        """CRC-32 of x as it is normalised, or of a sample; the ``guard``, which reads whole blocks, is not asked."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))

@@ -20,7 +20,6 @@ from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
-"""The default limit of a file that is read whole."""
 LONGEST_LINE = 32 * MEGABYTE
 # As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
 _DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -30,7 +29,7 @@ _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive that is read from its start, without ".gz"; DataError where it is damaged."""
+    """A file of an archive, read from its start, without ".gz"; DataError where it is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive
@@ -65,11 +64,10 @@ class Stream:
 class Archive:
     """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
 
-    In a folder links are followed, but not a link to a folder that is read anyway, or that holds the link. A tar file
-    may be compressed. Its links and devices are no files here, nor is a member whose name is absolute or climbs out
-    with "..", nor anything hidden (".name"); nothing is ever written under a member's name. Of members with one name
-    the last counts, as for tar. In ``names`` everything is escaped that is no visible character: they become classes,
-    and lines on a terminal. ``scratch`` is the folder for ``open``'s copies.
+    Links in a folder are followed, unless they lead to a folder that is read anyway, or that holds the link. A tar file
+    may be compressed; its links and devices are no files here, nor are names that are absolute, hidden or climb out
+    with "..", and of members with one name the last counts, as for tar. In ``names`` everything is escaped that is no
+    visible character. ``scratch`` is the folder for ``open``'s copies.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -82,7 +80,6 @@ class Archive:
         self._left_out: list[str] = []
         self._read: set[str] = set()
         self._members_of: dict[str, int] | None = None
-        """The number of each member of a tar file."""
         if self.path.is_file() and _is_tar(self.path):
             self._members_of = self._list_tar()
         else:
@@ -94,7 +91,7 @@ class Archive:
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield the names and contents of files, as they are stored; DataError for one of more than ``limit`` bytes."""
+        """Yield names and contents of files; DataError for one of more than ``limit`` bytes."""
         for name, file in self._files(names):
             with self._named_damage():
                 content = file.read(limit + 1)
@@ -115,7 +112,7 @@ class Archive:
             yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file, seekable; a member of a tar file is copied to a nameless file on the disk."""
+        """Open a file, seekable; a tar file's member is copied to a nameless file."""
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():
@@ -132,7 +129,6 @@ class Archive:
                 return copy
 
     def passed_over(self) -> Iterator[str]:
-        """Yield lines on the files that were not read so far."""
         unread = [name for name in self.names if name not in self._read]
         endings = Counter(PurePosixPath(name).suffix.lower() or "without an ending" for name in unread)
         if unread:
@@ -170,7 +166,6 @@ class Archive:
         return paths
 
     def _list_tar(self) -> dict[str, int]:
-        """Return the number of each member, of several with one name the last."""
         members: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
@@ -209,7 +204,6 @@ class Archive:
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
-    """Write to a nameless file in a folder."""
     try:
         written = os.pwrite(scratch, content, offset)
     except OSError as error:
@@ -226,7 +220,6 @@ def _open_tar(path: Path) -> tarfile.TarFile:
 
 
 def _is_tar(path: Path) -> bool:
-    """Return whether a file is a tar; tarfile takes an empty file for one."""
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0

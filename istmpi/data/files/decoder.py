@@ -1,25 +1,55 @@
-"""Files that are an example each, in folders that name their classes and splits.
-
-They are decoded in the order of storage, into rows in the order of names.
-"""
+"""Files that are an example each, in folders that name their classes and splits; what a reader assumed or left out."""
 
 import os
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from sys import intern
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.files.archive import Archive, store
-from istmpi.data.files.notes import Notes
 from istmpi.data.holdout import held_out
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
 
-NAMED = 3
+NAMED = 8
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for the user: ``option`` is the command's option that decides otherwise."""
+
+    text: str
+    option: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.option} decides otherwise)" if self.option else self.text
+
+
+@dataclass
+class Notes:
+    """The notes of a preparation."""
+
+    assumed: list[Note] = field(default_factory=list)
+    left_out: list[Note] = field(default_factory=list)
+    reading: dict[str, Any] = field(default_factory=dict)
+    """Conventions by name, of JSON's types, that prediction shares."""
+
+    def assume(self, text: str, option: str = "") -> None:
+        self.assumed.append(Note(text, option))
+
+    def leave_out(self, text: str) -> None:
+        self.left_out.append(Note(text))
+
+
+def first_of(names: list[str], count: int = NAMED) -> str:
+    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
+
+
 _MEANING = {word: split for split, words in WORDS.items() for word in words}
 
 
@@ -29,8 +59,6 @@ class BadFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A file of an archive, with the label and the split that its name says."""
-
     name: str
     label: str
     split: str
@@ -39,15 +67,13 @@ class Example:
 class Decoder:
     """Decodes files into examples with bounded memory; a context that owns the scratch files.
 
-    Rows go to a nameless file in ``scratch``, a folder on the disk of the target, because a tar file's order is not
-    that of the names and because only the end tells how many files were unreadable. ``max_bad`` is the share of the
-    files that may be.
+    Rows go to a nameless file in the folder ``scratch``, because a tar file's order is not that of the names.
+    ``max_bad`` is the share of the files that may be unreadable.
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as SRC has it"
-        """A sentence on the splits."""
         self.notes = Notes()
         self._stack = ExitStack()
 
@@ -58,13 +84,9 @@ class Decoder:
         self._stack.close()
 
     def run(
-        self,
-        archive: Archive,
-        examples: list[Example],
-        decode: Callable[[str, bytes], np.ndarray],
-        most_bytes: int,
+        self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
-        """Return all examples and their classes' numbers per split, the classes, sorted, and the files that are bad.
+        """Return all examples and their classes' numbers per split, the classes, sorted, and the bad files.
 
         ``decode(name, content)`` gives arrays of one shape and type, or raises BadFileError.
         """
@@ -96,14 +118,13 @@ class Decoder:
         return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
-        """Return the number of a new nameless file on the disk of the target, there until the end."""
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
-        """Raise DataError where more of a total are bad, each with a reason, than may be."""
+        """Raise DataError where more are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
-        names = sorted(bad)[:NAMED]
+        names = sorted(bad)[:3]
         raise DataError(
             f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, among them "
             f"{', '.join(names)} ({bad[names[0]]}). Repair them, or allow more with --max-bad."
@@ -111,7 +132,6 @@ class Decoder:
 
 
 def with_holdout(examples: list[Example]) -> list[Example]:
-    """Return the examples of an archive without splits, one in five of each class a test example."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)
@@ -119,15 +139,12 @@ def with_holdout(examples: list[Example]) -> list[Example]:
 
 
 def split_of(name: str) -> str:
-    """Return the split that a name stands for, in any letter case; an empty text where it is none."""
+    """Return the split that a name stands for, or an empty text."""
     return _MEANING.get(name.lower(), "")
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/".
-
-    A file beside the only folder of its level is ignored.
-    """
+    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -140,8 +157,8 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
     """Return the files with these endings, whose folders name their classes, as in torchvision's ImageFolder.
 
-    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all files share, with an empty split. Without
-    ``splits`` only the second is allowed. Files in no class folder are skipped.
+    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all share, with an empty split; without ``splits``
+    only that. Files in no class folder are skipped.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)

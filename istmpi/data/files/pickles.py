@@ -1,7 +1,6 @@
 """Plain values and arrays out of a pickle of CIFAR's or Planetoid's: what it names is a stand-in of ours, or refused.
 
-Allowing numpy's own names would not do: ``numpy.ndarray`` alone lays an array of objects over any bytes. Here an array
-is made by this module, of bytes alone.
+numpy's own names would not do: ``numpy.ndarray`` alone lays an array of objects over any bytes.
 """
 
 import io
@@ -19,9 +18,9 @@ class PickleError(ValueError):
 
 
 def read_pickle(content: bytes) -> object:
-    """Return the pickled value: dictionaries, lists, tuples, numbers, texts, bytes, and arrays of numbers.
+    """Return the pickled value: plain ones, and arrays of numbers; PickleError for all else.
 
-    Text of Python 2 comes as bytes, a CSR matrix of scipy's as a dictionary of its arrays. PickleError for all else.
+    Text of Python 2 comes as bytes, a CSR matrix as a dictionary of its arrays.
     """
     try:
         return _plain(_Reader(io.BytesIO(content), encoding="bytes").load())

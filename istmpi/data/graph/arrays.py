@@ -1,33 +1,52 @@
 """The files that graphs come in: arrays, tables of numbers, or Planetoid's.
 
-    GRAPH.npz                   edges: edge_index, or adj_indptr, adj_indices, adj_shape (and adj_data) of CSR;
-                                features: x, node_feat, attr_matrix, or attr_* of CSR; labels: labels, y or node_label;
-                                train_mask, val_mask and test_mask, or train_idx, ...
-    NAME.npy ...                the same, one array a file
+    GRAPH.npz         edges: edge_index, or adj_indptr, adj_indices, adj_shape (and adj_data) of CSR;
+                      features: x, node_feat, attr_matrix, or attr_* of CSR; labels: labels, y or node_label;
+                      train_mask, val_mask and test_mask, or train_idx, ...
+    NAME.npy ...      the same, one array a file
     edge.csv node-feat.csv node-label.csv train.csv valid.csv test.csv       as OGB has them, .gz too
-    ind.NAME.x .tx .allx .y .ty .ally .graph .test.index                     Planetoid
+    ind.NAME.allx     Planetoid's (Yang, Cohen and Salakhutdinov 2016): features of all nodes but those for testing,
+                      CSR; .ally their classes, one-hot; .tx and .ty likewise of the nodes for testing, in the order
+                      of .test.index, their numbers; .x and .y of those to learn from, which come first in allx;
+                      .graph the list of each node's neighbours
 
 An edge_index is ``[2, edges]``, sources first, as in PyG; a table has a line for each edge. Row i of a matrix of edges
-has the nodes that node i hears from.
+has the nodes that node i hears from. All of Planetoid's files but the index are pickles of Python 2, which are read
+without running anything; the 500 nodes behind those to learn from are for validation, as in the papers, and a number
+that is missing in the index is a node without features and class.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from istmpi.data.dataset import NAMES
+from istmpi.data.dataset import WORDS
 from istmpi.data.dense.arrays import load_arrays
 from istmpi.data.files.archive import Archive
-from istmpi.data.graph.planetoid import RawGraph, csr_of, dense_of, planetoid_name, read_planetoid
+from istmpi.data.files.pickles import read_pickle
 from istmpi.errors import DataError
-from istmpi.foreign import reading
+from istmpi.foreign import reading, whole_number
 
 EDGES = ("edge_index", "edge")
 FEATURES = ("x", "node_feat", "attr_matrix")
 LABELS = ("labels", "y", "node_label")
 TABLES = (".csv", ".csv.gz")
-_SPLITS = tuple(name for names in NAMES.values() for name in names)
+_SPLITS = tuple(name for names in WORDS.values() for name in names)
 _Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RawGraph:
+    """A graph as its files have it: edges by the numbers of nodes, and the nodes of each split."""
+
+    x: np.ndarray
+    sparse: bool
+    sources: np.ndarray
+    targets: np.ndarray
+    labels: np.ndarray
+    splits: Mapping[str, np.ndarray]
 
 
 def read_raw(archive: Archive) -> RawGraph:
@@ -100,7 +119,7 @@ def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarray]:
     nodes = {}
-    for split, names in NAMES.items():
+    for split, names in WORDS.items():
         for key in (f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")):
             if key in arrays:
                 nodes[split] = _nodes(np.asarray(arrays[key]), key, count, source)
@@ -121,3 +140,84 @@ def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
     if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
         raise DataError(f"{source}: {key} has numbers of nodes that are not from 0 to {count - 1}. Correct it.")
     return np.unique(given).astype(np.int64)
+
+
+PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
+VALIDATION = 500
+
+
+def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
+    """Return row and column of each element of compressed sparse rows, its value, and the shape."""
+    offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
+    values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
+    lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))
+    if fits := lists and len(lengths) == 2 and values.ndim == 1 and values.dtype.kind in "fiub":
+        shape, columns, offsets = (int(lengths[0]), int(lengths[1])), columns.astype(np.int64), offsets.astype(np.int64)
+        fits = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+        fits = fits and offsets[-1] == len(columns) == len(values) and all(0 < length < 2**31 for length in shape)
+        fits = fits and columns.min(initial=0) >= 0 and columns.max(initial=-1) < shape[1]
+    if not fits:
+        raise DataError(
+            f"{where}: {name}indptr, _indices, _shape and _data are no compressed sparse rows of numbers. Save them "
+            f"again."
+        )
+    return np.repeat(np.arange(shape[0]), np.diff(offsets)), columns, values, shape
+
+
+def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
+    """Return compressed sparse rows as a float32 matrix; repeated elements are added."""
+    rows, columns, values, shape = csr_of(parts, name, where)
+    x = np.zeros(shape, np.float32)
+    np.add.at(x, (rows, columns), values.astype(np.float32))
+    return x
+
+
+def planetoid_name(names: Collection[str]) -> str:
+    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``."""
+    return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
+
+
+def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
+    where, again = f"{archive.path}: {prefix}", "Download it again."
+    if missing := [part for part in PARTS if prefix + part not in archive.names]:
+        raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
+    files = {name.removeprefix(prefix): content for name, content in archive.read([prefix + part for part in PARTS])}
+
+    def pickled(part: str, kind: type) -> object:
+        with reading(f"{where}{part} is no pickle of Planetoid's", again, ValueError):
+            value = read_pickle(files[part])
+            if not isinstance(value, kind):
+                raise ValueError(f"it holds no {kind.__name__}")
+            return value
+
+    def matrix(part: str) -> np.ndarray:
+        parts = pickled(part, dict)
+        return dense_of({"shape": parts.get("_shape"), **parts}, "its ", where + part)
+
+    def one_hot(part: str) -> np.ndarray:
+        value = pickled(part, np.ndarray)
+        if value.ndim != 2 or not ((value == 0) | (value == 1)).all():
+            raise DataError(f"{where}{part} is no matrix of classes, one-hot. {again}")
+        return np.where(value.any(axis=1), value.argmax(axis=1), -1)
+
+    with reading(f"{where}test.index cannot be read", "Give a number a line.", ValueError):
+        index = np.array([whole_number(word) for word in files["test.index"].decode().split()], np.int64)
+    others, tested = map(matrix, ("allx", "tx"))
+    classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
+    fits = len(others) == len(classes) and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
+    fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
+    if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
+        raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
+    pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
+    lists = all(type(node) is int and isinstance(heard, list) for node, heard in pairs)
+    if not lists or not all(type(other) is int for _, heard in pairs for other in heard):
+        raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
+    count = int(index.max()) + 1
+    x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
+    x[: len(others)], labels[: len(others)] = others, classes
+    x[index], labels[index] = tested, tested_classes
+    validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
+    splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
+    sources = np.array([other for _, heard in pairs for other in heard], np.int64)
+    targets = np.repeat(np.array([node for node, _ in pairs], np.int64), [len(heard) for _, heard in pairs])
+    return RawGraph(x, True, sources, targets, labels, splits)

@@ -1,30 +1,31 @@
 """A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
 
-`istmpi.data.graph.arrays` says what files it comes in. Rules: an edge from a node to itself is dropped (models that
-want one add it), as is one that is there already; an edge counts in both directions, unless the graph is ``directed``:
-then its target hears from its source alone. Weights of edges are left out, but for those of zero, which are no edges.
+An edge from a node to itself is dropped, as is one that is there already; an edge counts in both directions, unless the
+graph is ``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of
+zero, which are no edges.
 """
 
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from istmpi.data.dataset import SPLITS
+from istmpi.data.dataset import SPLITS, require_finite
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder
 from istmpi.data.graph.arrays import read_raw
-from istmpi.data.graph.file import material_of
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.labels import read_names
-from istmpi.data.moments import Moments
-from istmpi.data.offsets import Extent
+from istmpi.data.moments import Extent, Moments
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable
+from istmpi.hdf5 import names_array
 from istmpi.optional import optional
+from istmpi.tasks import NODE_CLASSES, NODE_LABELS
 
 NORMALISATIONS = ("rows", "columns", "none")
 _STEP = 2**22
@@ -40,8 +41,8 @@ def read(
 ) -> Material:
     """The graph of an archive, cut into so many ``clusters`` by METIS.
 
-    ``normalise``: features are divided by the sum of their ``rows``, as those that come as a sparse matrix are by
-    default; or each column has mean 0 and deviation 1 over all nodes, as others have; or ``none`` of it.
+    Features are divided by the sum of their ``rows``, the default of sparse ones; or each of the ``columns`` has mean 0
+    and deviation 1, the default of others; or ``none``.
     """
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
@@ -76,7 +77,7 @@ def read(
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """Return the nodes that each of so many nodes hears from, and the numbers of loops and of repeated edges."""
+    """Return the nodes that each node hears from, and the numbers of loops and of repeated edges."""
     ends = np.stack([sources, targets])
     if (wrong := (ends < 0) | (ends >= count)).any():
         at = int(wrong.any(axis=0).argmax())
@@ -98,14 +99,8 @@ def adjacency(
 
 
 def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        rows = x.astype(np.float32)
-    if not (finite := np.isfinite(rows)).all():
-        node, feature = np.argwhere(~finite)[0]
-        raise DataError(
-            f"{source}: node {node} has {x[node, feature]} as feature {feature}; every feature must be finite, as a "
-            "float32 is. Remove, fill or scale such features first."
-        )
+    require_finite(x, "node", source)
+    rows = x.astype(np.float32)
     extent = Extent(x.shape[1])
     extent.add(x)
     extent.require_apart("feature", source)
@@ -123,7 +118,7 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return the classes and the number of each node's, -1 where unlabelled; or None, and flags of several labels."""
+    """Return the classes and each node's number, -1 where unlabelled; or None, and flags of several labels."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:
@@ -173,7 +168,6 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
 
 
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
-    """Return the number of each node's cluster, and the share of the edges between clusters."""
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
         raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")
@@ -187,3 +181,28 @@ def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tupl
     _, parts = metis.part_graph(clusters, adjacent)
     _, parts = np.unique(np.asarray(parts), return_inverse=True)
     return parts.astype(np.int32).reshape(-1), float((parts[rows] != parts[edges]).mean())
+
+
+def material_of(
+    source: str,
+    outputs: int,
+    classes: tuple[str, ...] | None,
+    nodes: Mapping[str, np.ndarray],
+    graph: Graph,
+    facts: Mapping[str, Any] | None = None,
+) -> Material:
+    arrays = {"x": (graph.x, "<f4"), "indptr": (graph.neighbours.offsets, "<i8")}
+    arrays |= {"indices": (graph.neighbours.arrays[0], "<i4")}
+    arrays |= {"labels": (graph.labels, "u1" if classes is None else "<i8")}
+    if graph.clusters is not None:
+        arrays["clusters"] = graph.clusters, "<i4"
+    arrays |= {f"{split}/nodes": (members, "<i8") for split, members in nodes.items()}
+    datasets = {path: np.ascontiguousarray(*array) for path, array in arrays.items()}
+    if classes is not None:
+        datasets["classes"] = names_array(classes)
+    clusters, shape = 0 if graph.clusters is None else len(graph.members), graph.x.shape[1:]
+    attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
+    counts = {split: len(members) for split, members in nodes.items()}
+    task = NODE_LABELS if classes is None else NODE_CLASSES
+    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, datasets
+    return Material(*of_graph, facts=facts or {})

@@ -1,7 +1,18 @@
 """A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
 
 An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
-(`data.graph`). Scores are always of the whole graph.
+(`data.graph`). Scores are always of the whole graph. In a prepared file it is
+
+    /                       attributes as of other data, task node-classes or node-labels, shape (features), outputs;
+                            train, test[, validation] (nodes to learn from or to be scored on), nodes, edges (numbers
+                            of /indices), clusters (0: it was not cut)
+    /classes                names, UTF-8; absent where a node has several labels
+    /x                      (nodes, features) float32
+    /indptr                 (nodes + 1) int64: node i hears from the nodes indptr[i] to indptr[i + 1] of indices
+    /indices                (edges) int32, ascending for each node, without the node itself
+    /labels                 (nodes) int64, -1 where unknown, or (nodes, outputs) uint8
+    /clusters               (nodes) int32: the number of each node's cluster; absent where the graph was not cut
+    /SPLIT/nodes            (SPLIT) int64, ascending
 """
 
 from __future__ import annotations
@@ -10,6 +21,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +33,11 @@ from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import ConfigError
 from istmpi.tasks import OFF, TASKS
 
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
+
 FANOUT = (10, 10, 10)
-"""The default numbers of neighbours that are sampled around each node, hop by hop."""
 SAMPLE = 4096
-"""The largest sample of a fingerprint."""
 TRIED = 8
 
 
@@ -46,7 +59,7 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """The pairs of a node and one that it hears from: an edge of an undirected graph is two."""
+        """The pairs of a node and one that it hears from."""
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
@@ -59,7 +72,6 @@ class Graph:
 
     @cached_property
     def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Features, offsets and columns of all nodes, in memory once for all splits."""
         nodes = np.arange(len(self))
         lists = self.heard(nodes)
         return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
@@ -72,11 +84,11 @@ class Graph:
 
 @dataclass(eq=False)
 class GraphSplit(Split):
-    """Some nodes of a graph, in batches that one asks for: ``how`` is full, clusters or neighbours.
+    """Some nodes of a graph, in batches: ``how`` is full, clusters or neighbours.
 
-    A batch's inputs are features ``[n, features]`` of its nodes, where the list of neighbours of each begins and the
+    A batch's inputs are features ``[n, features]`` of its nodes, where each node's list of neighbours begins and the
     last one ends ``[n + 1]``, and these neighbours by their place in the batch. Its targets are the labels of the
-    split's nodes among them, `OFF` for others; its examples are counted as such nodes.
+    split's nodes among them, `OFF` for others.
     """
 
     graph: Graph
@@ -85,9 +97,8 @@ class GraphSplit(Split):
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with sampled neighbours.
-
-        The key seeds the sample; without one all neighbours are taken.
+        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with neighbours that the key
+        draws, or all.
         """
         if self.how == "full":
             return self._whole
@@ -130,8 +141,7 @@ class GraphSplit(Split):
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Return the nodes and edges for each of a batch's examples: a mean over some batches, the same on every
-        machine."""
+        """Return the nodes and edges for each example: a mean over some batches."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
         count, nodes, edges = len(self), 0, 0
@@ -161,7 +171,7 @@ class GraphSplit(Split):
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges between some ascending nodes: where each node's list begins, and neighbours by place."""
+    """Return the edges between ascending nodes: where each node's list begins, and neighbours by place."""
     lists = graph.heard(nodes)
     heard = lists.arrays[0]
     places = np.searchsorted(nodes, heard)
@@ -173,10 +183,10 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes around some seeds, ascending, and the edges that were sampled, as `induced` returns them.
+    """Return nodes around some seeds, ascending, and the sampled edges, as `induced` returns them.
 
-    A seed hears from ``fanout[0]`` of its neighbours, each of these that is new from ``fanout[1]`` of its own, and so
-    on, drawn evenly without replacement. The last ones hear from nobody.
+    A seed hears from ``fanout[0]`` of its neighbours, drawn evenly without replacement, each new one of these from
+    ``fanout[1]`` of its own, and so on. The last ones hear from nobody.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []
@@ -199,7 +209,6 @@ def sampled(
 
 
 def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared") -> Dataset:
-    """Return the graph with training examples as ``how`` says, other data as they are."""
     of_nodes = TASKS[data.task].of_nodes
     if not of_nodes and (how, tuple(fanout)) != ("full", FANOUT):
         name, value = ("graph", how) if how != "full" else ("fanout", list(fanout))
@@ -225,3 +234,10 @@ def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "sh
         )
     train = replace(data.train, how=how, fanout=tuple(fanout))
     return replace(data, splits={**data.splits, "train": train})
+
+
+def open_graph(file: PreparedFile) -> Opened:
+    (x, *guards), (indices, *others), indptr = file.guarded("x"), file.guarded("indices"), file.mapped("indptr")
+    labels, clusters = file.mapped("labels").view(np.ndarray), file.mapped("clusters") if file.has("clusters") else None
+    graph = Graph(x, Ragged(indptr, (indices,)), labels, clusters, (*guards, *others))
+    return {split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray)) for split in file.splits}, {}

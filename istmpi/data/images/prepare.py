@@ -1,4 +1,4 @@
-"""Images in class folders, or in one of the two layouts of CIFAR."""
+"""Images in class folders, or in one of the two layouts of CIFAR (Krizhevsky 2009): binary, or as Python pickles."""
 
 import io
 import struct
@@ -6,6 +6,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -13,11 +14,11 @@ import numpy as np
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
+from istmpi.data.files.pickles import read_pickle
 from istmpi.data.holdout import ONE_IN_FIVE
-from istmpi.data.images import cifar
 from istmpi.data.writer import Chosen, Material
 from istmpi.errors import ConfigError, DataError
-from istmpi.foreign import MEGABYTE, reason
+from istmpi.foreign import MEGABYTE, reading, reason
 from istmpi.optional import optional
 from istmpi.tasks import CLASSIFICATION
 
@@ -34,16 +35,15 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
     """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
 
-    The layout is SPLIT/CLASS/FILE; or CLASS/FILE, of which one in five is for testing; or that of CIFAR-10 and
-    CIFAR-100. There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size``
-    is given: then of each the largest square in its middle is resized to size x size pixels.
+    There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size`` is given:
+    then of each the largest square in its middle is resized to size x size pixels.
     """
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
-    if layout := cifar.layout_of(archive):
+    if layout := _layout_of(archive):
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
-        return cifar.read(archive, layout)
+        return _read_cifar(archive, layout)
     examples = class_folders(archive, ENDINGS, decoder.notes)
     if not examples:
         raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
@@ -71,8 +71,8 @@ def image_decoder(
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
 
-    With a ``size`` the largest middle of each is resized to it. All must have one size then, that of ``like``, which a
-    message calls so, or of the first; ``cure`` is the message's last sentence. ``modes`` gets the files' modes.
+    With a ``size`` the largest middle of each is resized to it. All must have the size of ``like``, which a message
+    calls so, or of the first; ``cure`` is the message's end. ``modes`` gets the files' modes.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
@@ -121,3 +121,83 @@ def _as_bad_file(pillow: ModuleType) -> Iterator[None]:
             yield
         except (*_PILLOW, pillow.DecompressionBombError) as error:
             raise BadFileError(reason(error)) from error
+
+
+SHAPE = (3, 32, 32)
+PIXELS = 3072
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names of the files; the bytes of a binary record's labels, the last of them the class, or keys in pickles."""
+
+    train: tuple[str, ...]
+    test: str
+    names: str
+    label_bytes: int = 0
+    keys: tuple[bytes, bytes] = (b"", b"")
+
+
+LAYOUTS = (
+    Layout(tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", "batches.meta.txt", 1),
+    Layout(("train.bin",), "test.bin", "fine_label_names.txt", 2),
+    Layout(BATCHES, "test_batch", "batches.meta", keys=(b"labels", b"label_names")),
+    Layout(("train",), "test", "meta", keys=(b"fine_labels", b"fine_label_names")),
+)
+
+
+def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
+    """Return the layout of CIFAR whose files are all in one folder, and that folder."""
+    for layout in LAYOUTS:
+        names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
+        folder = names[0].removesuffix(layout.names) if names else ""
+        if names and {folder + name for name in (*layout.train, layout.test)} <= {*archive.names}:
+            return layout, folder
+    return None
+
+
+def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
+    """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
+    layout, folder = place
+    files = dict(archive.read([folder + name for name in (*layout.train, layout.test, layout.names)]))
+    names = _classes(folder + layout.names, files[folder + layout.names], layout)
+    parts = [_batch(folder + name, files[folder + name], layout, len(names)) for name in (*layout.train, layout.test)]
+    train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))
+    splits = {"train": train, "test": parts[-1]}
+    return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
+
+
+def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
+    if layout.label_bytes:
+        return tuple(content.decode("utf-8", errors="replace").split())
+    names = _unpickled(path, content, {layout.keys[1]: list})[layout.keys[1]]
+    if not all(isinstance(name, bytes) for name in names):
+        raise DataError(f"{path} is not one of CIFAR's pickles: a class's name is no text. Download it again.")
+    return tuple(name.decode("utf-8", errors="replace") for name in names)
+
+
+def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    if width := layout.label_bytes and layout.label_bytes + PIXELS:
+        if len(content) % width:
+            raise DataError(f"{path} is {len(content)} bytes, no multiple of {width}. Download it again.")
+        records = np.frombuffer(content, np.uint8).reshape(-1, width)
+        x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
+    else:
+        batch = _unpickled(path, content, {b"data": np.ndarray, layout.keys[0]: list})
+        x, y = batch[b"data"], batch[layout.keys[0]]
+    if len(y) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8:
+        raise DataError(f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again.")
+    labels = np.array(y)
+    if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(f"{path}: its labels must be whole numbers from 0 to {classes - 1}. Download it again.")
+    return x.reshape(-1, *SHAPE), labels.astype(np.int64)
+
+
+def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
+    with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
+        values = read_pickle(content)
+        for key, kind in kinds.items():
+            if not isinstance(values, dict) or not isinstance(values.get(key), kind):
+                raise ValueError(f"it has no {kind.__name__} {key.decode()}")
+        return values

@@ -1,4 +1,4 @@
-"""Images: examples that are ``[channels, height, width]``; training may see another version of them each time."""
+"""Images, ``[channels, height, width]``; training may see another version of them each time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from istmpi.errors import ConfigError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a normalised image: cropped first, then mirrored, then cut out.
-
-    Pixels without a value become zero, the mean of normalised images.
-    """
+    """Random changes of a normalised image: cropped, then mirrored, then cut out; pixels without a value become
+    zero."""
 
     crop: int = 0
-    """Pixels of padding on each side, of which as large a part as the image is taken."""
+    """Pixels of padding on each side, before a part of the image's size is taken."""
     flip: bool = False
     cutout: int = 0
     """Side of a square that is blanked; its centre is any pixel."""
@@ -35,7 +33,7 @@ class Augmentation:
         return Augmentation(crop, self.flip, cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
-        """Return a key's version of images ``[b, channels, height, width]``, which may be overwritten."""
+        """Return a key's version of images, which may be overwritten."""
         count, _, height, width = images.shape
 
         def drawn(what: str, below: int) -> np.ndarray:
@@ -64,10 +62,7 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 
 
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
-    """Return images ``[b, channels, height, width]`` float32 as ``[b, channels, side, side]``: means over areas.
-
-    A pixel that lies in two areas counts in each by its share.
-    """
+    """Return images ``[b, channels, side, side]`` float32: means over areas, in which a pixel counts by its share."""
     for axis in (2, 3):
         length = images.shape[axis]
         area = np.arange(side) * length  # where it begins, in parts of a pixel of which each has ``side``
@@ -114,7 +109,7 @@ def examples_of(
     normalisation: Normalisation | None = None,
     guard: Callable[[np.ndarray], None] | None = None,
 ) -> DenseSplit:
-    """Return the examples ``x`` with the labels ``y``; ``x`` is less the offset of ``normalisation`` already."""
+    """Return examples; ``x`` is less the offset of ``normalisation`` already."""
     # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
     of_images = len(shape) == 3 and kind != "speech"
     mean, std, offset = normalisation or (None, None, None)
@@ -122,7 +117,6 @@ def examples_of(
 
 
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
-    """Return the data with changed training images; ConfigError where they are no images, or too small."""
     if not augmentation:
         return data
     name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
@@ -145,7 +139,6 @@ def resized(data: Dataset, side: int) -> Dataset:
 
 
 def require_sides(data: Dataset, sides: Sequence[int]) -> None:
-    """Raise ConfigError for sides that these data cannot be downscaled to: the last one must be their own."""
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
     if data.shape[1] != data.shape[2]:

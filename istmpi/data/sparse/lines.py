@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Limits(NamedTuple):
-    """The numbers of features and of labels that there are, and the number of the first feature."""
+    """The numbers of features and labels, and that of the first feature."""
 
     features: int = MOST
     labels: int = MOST
@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The first line of a file in the Extreme Classification Repository's format."""
+    """The first line in the Extreme Classification Repository's format."""
 
     rows: int
     features: int
@@ -34,7 +34,7 @@ class Header(NamedTuple):
 
 @dataclass
 class Rows:
-    """The rows of a file: lists of features, as the file numbers them, with values, and lists of labels."""
+    """The rows of a file: features, as the file numbers them, with values, and labels."""
 
     name: str
     header: Header | None
@@ -53,7 +53,7 @@ class Rows:
 
 
 def read_lines(stream: Stream, limits: Limits) -> Rows:
-    """Return the rows of a file; ``limits`` are those of a file without a header. DataError for a damaged line.
+    """Return the rows of a file; ``limits`` are those without a header. DataError for a damaged line.
 
     Nothing behind a ``#`` counts. A blank line is no row, unless the header counts it.
     """
@@ -120,53 +120,47 @@ def _header_of(where: str, line: bytes) -> Header | None:
 
 
 def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[int], list[float]]:
-    """Return a line's labels, and its features with their values."""
-    words, labels = line.split(), []
+    words, named = line.split(), []
     if words and not line[:1].isspace() and b":" not in words[0]:
-        labels = _whole(where, words.pop(0).split(b","), "label", limits.labels)
+        named = words.pop(0).split(b",")
     pairs = [word.partition(b":") for word in words]
-    for word, (_, colon, _) in zip(words, pairs):
+    with suppress(ValueError):
+        labels, columns = [*map(int, named)], [int(column) for column, _, _ in pairs]
+        values = [float(value) for _, _, value in pairs]
+        first, last = min(columns, default=limits.first), max(columns, default=0)
+        inside = limits.first <= first and last < limits.first + limits.features
+        inside = inside and min(labels, default=0) >= 0 and max(labels, default=0) < limits.labels
+        if inside and all(abs(value) <= LARGEST for value in values) and b"_" not in line:
+            return labels, columns, values
+    for word in named:
+        _require_number(where, word, "label", limits.labels)
+    for word, (column, colon, value) in zip(words, pairs):
         if not colon:
             raise DataError(f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line.")
-    columns = _whole(where, [column for column, _, _ in pairs], "feature", limits.features, limits.first)
-    return labels, columns, _values(where, words, [value for _, _, value in pairs])
-
-
-def _whole(where: str, words: list[bytes], what: str, total: int, first: int = 0) -> list[int]:
-    with suppress(ValueError):
-        numbers = [*map(int, words)]
-        if not numbers or (min(numbers) >= first and max(numbers) < first + total and b"_" not in b"".join(words)):
-            return numbers
-    for word in words:
+        _require_number(where, column, "feature", limits.features, limits.first)
         try:
-            index = whole_number(word.decode())
-        except ValueError:
-            raise DataError(
-                f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
-            ) from None
-        if index == -1 and what == "label":
-            raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
-        if not first <= index < first + total:
-            constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "they run from 0 to 2^31"
-            raise DataError(f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header.")
-    raise AssertionError(words)
-
-
-def _values(where: str, words: list[bytes], texts: list[bytes]) -> list[float]:
-    with suppress(ValueError):
-        values = [*map(float, texts)]
-        if all(abs(value) <= LARGEST for value in values) and b"_" not in b"".join(texts):
-            return values
-    for word, text in zip(words, texts):
-        try:
-            value = number(text.decode())
+            finite = abs(number(value.decode())) <= LARGEST
         except ValueError:
             raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
-        if not abs(value) <= LARGEST:
+        if not finite:
             raise DataError(
                 f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
             )
-    raise AssertionError(words)
+    raise AssertionError(line)
+
+
+def _require_number(where: str, word: bytes, what: str, total: int, first: int = 0) -> None:
+    try:
+        index = whole_number(word.decode())
+    except ValueError:
+        raise DataError(
+            f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
+        ) from None
+    if index == -1 and what == "label":
+        raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
+    if not first <= index < first + total:
+        constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "they run from 0 to 2^31"
+        raise DataError(f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header.")
 
 
 def _shown(word: bytes) -> str:

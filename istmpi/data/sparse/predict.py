@@ -1,7 +1,5 @@
 """Reads sparse rows to predict, from a text or a prepared file; labels are ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -29,8 +27,7 @@ def read_rows(
 ) -> Iterator[Ragged]:
     """Yield the rows of a source, some at a time, for a network that takes so many features.
 
-    A text is as `istmpi prepare xc` takes them, its header and its labels may be missing. With a header its features
-    are counted from 0, else as ``reading`` says of the training data.
+    A text's header and labels may be missing. With a header its features are counted from 0, else as ``reading`` says.
     """
     path = Path(source)
     if not path.is_file():

@@ -8,33 +8,33 @@ All rows are in memory meanwhile: 8 bytes for each value.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.dataset import WORDS
 from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Decoder, Notes
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.sparse.file import material_of
 from istmpi.data.sparse.lines import MOST, Limits, Rows, read_lines
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
+from istmpi.tasks import MULTI_LABEL
 from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
-"""The convention on the number of the first feature in rows without a header."""
 TEXT = (".txt", ".svm", ".svmlight", ".libsvm")
 ROW_LISTS = {"train": "(tr|trn|train)_?split", "test": "(tst|test)_?split"}
 STEP = 4096
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """Rows that have a feature and a label; the others are dropped and counted, as are labels that a row repeats.
+    """Rows that have a feature and a label; the others are dropped, as are labels that a row repeats.
 
-    Without a header there are as many features and labels as the largest number says, and features are counted from 1
-    unless there is a 0; ``counted_from`` decides otherwise.
+    Without a header the largest numbers count features and labels; features begin with 1 unless there is a 0 or
+    ``counted_from`` decides.
     """
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
@@ -55,7 +55,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split; or one with all rows under the name ``""``, with the lists of rows, if any."""
+    """Return the file of each split; or all rows under the name ``""``, with lists of rows, if any."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
@@ -80,7 +80,6 @@ def _named(names: list[str], pattern: str) -> list[str]:
 
 
 def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None) -> list[Rows]:
-    """Return the rows of some files, their features counted from 0."""
     limits, notes, sources = Limits(), decoder.notes, []
     if counted_from is not None:
         limits = Limits(MOST - counted_from, first=counted_from)
@@ -107,7 +106,6 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
 
 
 def _sizes(rows: Rows) -> tuple[int, int]:
-    """Return the numbers of features and of labels."""
     if rows.header:
         return rows.header.features, rows.header.labels
     return tuple(int(lists.arrays[0].max(initial=-1)) + 1 for lists in (rows.features, rows.labels))
@@ -155,7 +153,7 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
 
 
 def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray:
-    """Return the rows ``[rows]`` bool that a list names, from 1; of several columns, each another split, the first."""
+    """Return the rows ``[rows]`` bool that a list names, from 1, in its first column."""
     rows, columns = [], 1
     with archive.stream(name) as stream:
         for line, text in enumerate(stream.lines(), 1):
@@ -188,3 +186,22 @@ def _require_apart(source: Rows, masks: dict[str, np.ndarray], notes: Notes) -> 
         )
     if len(none):
         notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")
+
+
+def material_of(
+    source: str,
+    features: int,
+    outputs: int,
+    splits: Mapping[str, tuple[Ragged, Ragged]],
+    facts: Mapping[str, Any] | None = None,
+) -> Material:
+    attributes, datasets = {"shape": (features,)}, {}
+    for split, (rows, labels) in splits.items():
+        columns, values = rows.arrays
+        attributes |= {f"{split}_values": len(values), f"{split}_labels": len(labels.arrays[0])}
+        arrays = {"indptr": (rows.offsets, "<i8"), "indices": (columns, "<i4"), "data": (values, "<f4")}
+        arrays |= {"label_indptr": (labels.offsets, "<i8"), "label_indices": (labels.arrays[0], "<i4")}
+        datasets |= {f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()}
+    counts = {split: len(rows) for split, (rows, _) in splits.items()}
+    of_rows = "xc", source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets
+    return Material(*of_rows, facts=facts or {})

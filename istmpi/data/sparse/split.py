@@ -1,4 +1,15 @@
-"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels."""
+"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels.
+
+In a prepared file they are compressed sparse rows (CSR) of features and of labels for each split:
+
+    /                       attributes as of other data, task "multi-label", shape (features), outputs (the labels);
+                            train, test[, validation] (rows), and of each split SPLIT_values and SPLIT_labels (numbers)
+    /SPLIT/indptr           (rows + 1) int64: row i has the numbers indptr[i] to indptr[i + 1] of indices and data
+    /SPLIT/indices          (values) int32: numbers of features from 0
+    /SPLIT/data             (values) float32
+    /SPLIT/label_indptr     (rows + 1) int64
+    /SPLIT/label_indices    (labels) int32: numbers of labels from 0
+"""
 
 from __future__ import annotations
 
@@ -6,12 +17,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from istmpi.data.batch import Batch, Labels
 from istmpi.data.dataset import Split, checksum_of, sample_of
 from istmpi.data.holdout import divided
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 SAMPLE_ROWS = 4096
 
@@ -22,7 +37,6 @@ class Ragged:
 
     offsets: np.ndarray
     arrays: tuple[np.ndarray, ...]
-    """Perhaps memory maps."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -39,28 +53,19 @@ class Ragged:
         return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
 
 
-def is_csr(offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> bool:
-    """Return whether arrays are compressed sparse rows of a shape, whatever the columns are."""
-    rises = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) >= 0).all()
-    fit = rises and offsets[-1] == len(columns) == len(values)
-    return bool(fit) and all(0 < length < 2**31 for length in shape)
-
-
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return the place where each of consecutive lists begins, and where the last one ends."""
+    """Return where each of consecutive lists begins, and the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 @dataclass(eq=False)
 class SparseSplit(Split):
-    """Rows of numbered features with values, and lists of numbered labels."""
-
     rows: Ragged
     """Columns int32 and values float32."""
     targets: Ragged
     """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """They learn where rows begin, and how long they are, before columns and values are read."""
+    """They learn where rows begin, and how long they are, before they are read."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -100,11 +105,10 @@ class SparseSplit(Split):
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
-        """Return the mean probability that a row has one of so many labels; above 0 and below 1."""
+        """Return the mean probability, in (0, 1), that a row has a label."""
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:
-        """Return the number of rows with each of so many labels."""
         return np.bincount(self._labels.arrays[0], minlength=labels)
 
     @cached_property
@@ -121,3 +125,15 @@ class SparseSplit(Split):
             return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
 
         return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)
+
+
+def open_rows(file: PreparedFile) -> Opened:
+    return {split: _open(file, split) for split in file.splits}, {}
+
+
+def _open(file: PreparedFile, split: str) -> SparseSplit:
+    (columns, *guards), (values, *others) = (file.guarded(f"{split}/{name}") for name in ("indices", "data"))
+    of_rows, of_labels, labels = (
+        file.mapped(f"{split}/{name}") for name in ("indptr", "label_indptr", "label_indices")
+    )
+    return SparseSplit(Ragged(of_rows, (columns, values)), Ragged(of_labels, (labels,)), (*guards, *others))

@@ -4,33 +4,31 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.dataset import SPLITS
 from istmpi.data.files.archive import Archive, Stream, store
-from istmpi.data.files.decoder import Decoder, split_of
-from istmpi.data.files.notes import Notes
+from istmpi.data.files.decoder import Decoder, Notes, split_of
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
-from istmpi.data.text.file import material_of, smallest_type
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import printable, reason
+from istmpi.tasks import NEXT_TOKEN
 from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
-"""The endings of files that have a document a line."""
 CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
     """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
 
-    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are the folders train/
-    and test/ (and val ), or the files train.* and test.* where there are no others; else one document in five is for
-    testing, and a single one is cut. It takes some hundred bytes of memory for each document.
+    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are folders, or files
+    train.* and test.*; else one document in five is for testing, and a single one is cut.
     """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
@@ -52,7 +50,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive, in the order of its names; empty texts where they have none.
+    """Return the split of every file of an archive; empty texts where they have none.
 
     The first part of their paths in which they differ says it: a folder's name, or a word in a file's.
     """
@@ -119,7 +117,7 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Take in the document of a file with this number; NoTextError, and nothing happened, where it is none."""
+        """Take in the document of a file; NoTextError, and nothing happened, where it is none."""
         start, nbytes = self._end, 0
 
         def measured() -> Iterator[bytes]:
@@ -146,7 +144,6 @@ class _Documents:
         self._end += len(tokens)
 
     def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Material:
-        """Return all documents, in the order of the files' names, by the splits of these files."""
         order = np.argsort(self._file, kind="stable")
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]
@@ -174,7 +171,7 @@ class _Documents:
 
 
 class _Tokens:
-    """Runs of tokens in a scratch file, one behind the other, read when they are sliced."""
+    """Runs of tokens in a scratch file, read when they are sliced."""
 
     def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
         self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)
@@ -190,3 +187,26 @@ class _Tokens:
             os.preadv(self._scratch, [out[at - rows.start : end - rows.start]], place * self.dtype.itemsize)
             at = end
         return out
+
+
+def smallest_type(vocabulary: int) -> np.dtype:
+    return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
+
+
+def material_of(
+    source: str,
+    tokenizer: Tokenizer,
+    tokens: Mapping[str, Any],
+    nbytes: Mapping[str, int],
+    facts: Mapping[str, int],
+    skipped: Sequence[str] = (),
+) -> Material:
+    json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
+    attributes = {"end": tokenizer.end, "tokenizer": len(json)}
+    attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}
+    datasets = {f"{split}/tokens": values for split, values in tokens.items()}
+    if json:
+        datasets["tokenizer"] = np.frombuffer(json, np.uint8)
+    counts = {split: values.shape[0] for split, values in tokens.items()}
+    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
+    return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})

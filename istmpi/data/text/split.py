@@ -1,4 +1,13 @@
-"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time."""
+"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time.
+
+In a prepared file it is
+
+    /                       attributes as of other data, task "next-token", outputs (the vocabulary), without a shape;
+                            train, test[, validation] (tokens), train_bytes, ... (of the text that they were made from),
+                            end (the token behind every document), tokenizer (bytes of the dataset; 0: none)
+    /tokenizer              a tokenizer.json; absent where tokens are bytes
+    /SPLIT/tokens           (tokens) uint8, uint16 or uint32, the smallest that the vocabulary fits in
+"""
 
 from __future__ import annotations
 
@@ -6,14 +15,19 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.data.text.tokenizer import Bytes, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 WINDOW = 128
 SAMPLES, SAMPLE_TOKENS = 1024, 4096
@@ -23,23 +37,21 @@ SAMPLES, SAMPLE_TOKENS = 1024, 4096
 class TextSplit(Split):
     """The documents of a split one behind the other; example i is the window of tokens ``i * length`` and those behind.
 
-    Its inputs are ``length`` tokens, its targets the same moved on by one: the windows' targets are all tokens but the
-    first, and those at the end that fill no window.
+    Its targets are its ``length`` inputs moved on by one.
     """
 
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
     guard: Callable[[np.ndarray, int], None] | None = None
-    """It learns where windows begin, and how many tokens they have, before they are read."""
+    """It learns where windows begin, and how long they are, before they are read."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs and targets ``[b, length]`` int64; with a key each window begins later by fewer tokens than its
-        length."""
+        """Return inputs and targets ``[b, length]`` int64; with a key each window begins up to its length later."""
         import torch
 
         starts = np.asarray(indices, np.int64) * self.length
@@ -56,7 +68,7 @@ class TextSplit(Split):
         return (len(self.tokens) - 1) // self.length
 
     def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """Return the beginning of the stream and its end, whatever the seed; windows of training begin anywhere."""
+        """Return the beginning of the stream and its end, whatever the seed."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])
@@ -75,7 +87,7 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all tokens, or of the same parts of them everywhere; the ``guard`` is not asked."""
+        """CRC-32 of all tokens, or of a sample; the ``guard`` is not asked."""
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
@@ -87,7 +99,6 @@ class TextSplit(Split):
 
 
 def windowed(data: Dataset, length: int) -> Dataset:
-    """Return text in windows of a length, other data as they are; DataError where a split has no window."""
     if not TASKS[data.task].of_tokens:
         return data
     splits = {name: replace(split, length=length) for name, split in data.splits.items()}
@@ -98,3 +109,14 @@ def windowed(data: Dataset, length: int) -> Dataset:
                 f"{length:,} needs {length + 1:,}, for each has a target. Prepare more text, or lower data.length."
             )
     return replace(data, splits=splits, shape=(length,))
+
+
+def open_text(file: PreparedFile) -> Opened:
+    parts = {split: file.guarded(f"{split}/tokens") for split in file.splits}
+    splits = {split: TextSplit(tokens, guard=guard) for split, (tokens, guard) in parts.items()}
+    tokenizer = Bytes()
+    if file.has("tokenizer"):
+        json, sizes = file.mapped("tokenizer").tobytes().decode("utf-8"), (file.outputs, int(file.attribute("end")))
+        tokenizer = TokenizerFile(json, f"the tokenizer of {file.text('source')}", sizes)
+    a_token = int(file.attribute("test_bytes")) / len(splits["test"].tokens)
+    return splits, {"shape": (1,), "bytes_per_token": a_token, "tokenizer": tokenizer}

@@ -1,7 +1,5 @@
 """Tokenizers: by the bytes of a text, or by a file of Hugging Face's `tokenizers`."""
 
-from __future__ import annotations
-
 import codecs
 import zlib
 from abc import ABC, abstractmethod
@@ -18,9 +16,8 @@ from istmpi.optional import optional
 
 BYTES = "bytes"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-"""Names of the token behind a text, the first that there is; no file says which of its tokens that is."""
 PIECE = 2**20
-"""Characters that a tokenizer file encodes at a time, for a document may be larger than memory."""
+"""Characters that are encoded at a time, for a document may be large."""
 _AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
 
 
@@ -33,7 +30,7 @@ MOST_TOKENS = 2**24
 
 
 class Tokenizer(ABC):
-    """Text as tokens from 0 to ``vocabulary`` - 1, and back; ``end`` is the one behind every document."""
+    """Text as tokens below ``vocabulary``, and back; ``end`` is the one behind every document."""
 
     vocabulary: int
     end: int
@@ -45,10 +42,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the tokens of a document that comes in pieces, without the end, however it was cut.
-
-        NoTextError for what is none to this tokenizer.
-        """
+        """Yield the tokens of a document that comes in pieces, without the end; NoTextError for what is none."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
@@ -77,12 +71,11 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    Names of special tokens in a text are text like any other. A document of more than `PIECE` characters is encoded in
-    pieces, cut behind the ends of lines. Where the file has none of `ENDS`, the end of a document is a token more.
+    Names of special tokens in a text are text. A long document is encoded in pieces, cut behind lines. Without any of
+    `ENDS`, the end of a document is a token more.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
-        """``sizes`` are the vocabulary and the end, where known; ``source`` is what a message calls the file."""
         self.json, self._source, self._known = json, source, sizes
 
     @property

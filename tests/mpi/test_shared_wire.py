@@ -1,0 +1,61 @@
+"""Means of what is not dealt out as the largest changes, in place of all values: method.shared_wire."""
+
+import numpy as np
+import pytest
+from resuming import resumed, save, stop_at
+from small import assert_same_bits, small_run, trained, whole
+
+from istmpi.cost.one_round import run_bytes
+from istmpi.errors import ConfigError
+from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[2, 3])
+SHARED = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900, "model__bias": True}
+CARRIED = SHARED | {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.5}
+
+
+def test_where_nothing_is_dealt_out_it_is_sparse_loco(comm):
+    settings = {"method__top": 300, "method__feedback": 0.8, "train__rounds": 4}
+    sparse = whole(trained(comm, **settings, method__name="sparse-loco")[0])
+    shared = whole(trained(comm, **settings, method__partition=[], method__shared_wire="top-k")[0])
+    assert_same_bits(shared, sparse)
+
+
+@pytest.mark.parametrize("more", [{}, {"method__share_every": 2}, {"method__delay": 1}], ids=str)
+def test_where_everything_is_sent_it_is_the_mean_of_all_values(comm, more):
+    everything = SHARED | {"method__top": 4096, "method__top_values": "full", "method__feedback": 0.0} | more
+    sparse = whole(trained(comm, **everything)[0])
+    exact = whole(trained(comm, **everything | {"method__shared_wire": None})[0])
+    for name, values in exact.items():
+        np.testing.assert_allclose(sparse[name], values, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("settings", [SHARED, CARRIED, CARRIED | {"method__share_every": 3}], ids=["sgd", "adam", "3"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["saved", "stopped"])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, stopped):
+    expected, losses = trained(comm, **settings, train__rounds=5)
+    training = Training(small_run(**settings, train__rounds=5), comm)
+    if stopped:
+        if comm.rank == comm.size - 1:
+            stop_at(training, 2, 1)
+        first = list(training.rounds())
+    else:
+        rounds = training.rounds()
+        first = [next(rounds), next(rounds)]
+    assert training.rounds_done == 2
+    again, second = resumed(comm, save(training, shared_tmp / "saved.h5"), **settings, train__rounds=5)
+    assert_same_bits(whole(again), whole(expected))
+    assert [one.loss for one in first + second] == [one.loss for one in losses]
+
+
+@pytest.mark.parametrize("settings", [SHARED, CARRIED, CARRIED | {"method__wire": "int8", "model__dtype": "float32"}])
+def test_bytes_are_those_of_the_plan(comm, settings):
+    training, progress = trained(comm, **settings)
+    assert progress[-1].bytes == run_bytes(training.run, training.architecture, comm.size)
+    exact = Training(small_run(**settings | {"method__shared_wire": None, "method__share_every": 1}), comm)
+    assert progress[-1].bytes < run_bytes(exact.run, exact.architecture, comm.size)
+
+
+def test_an_outer_step_does_not_go_with_it(comm):
+    with pytest.raises(ConfigError, match="shared_wire = 'top-k' does not go with an outer step"):
+        trained(comm, **SHARED, method__outer_lr=0.5)
