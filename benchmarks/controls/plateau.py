@@ -180,8 +180,7 @@ def measured(run: Run, communicator: Communicator) -> dict:
     for form in forms:
         training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
         ends[form] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
-    weights = sum(tensor.numel() for tensor in training.method.subnet.tensors.values())
-    return {"curve": curve, "ends": ends, "bytes": progress.bytes, "weights": weights}
+    return {"curve": curve, "ends": ends, "bytes": progress.bytes}
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:
@@ -249,7 +248,6 @@ class Campaign:
                 "seeds": len(scores),
                 "score": f"{mean(scores):.4f}",
                 "+-": f"{interval(scores):.4f}" if len(scores) > 1 else "",
-                "weights a rank": found[0]["weights"],
                 "MB sent": f"{found[0]['bytes'] / 1e6:.1f}",
             }
 
@@ -300,7 +298,7 @@ def main() -> None:
             only = tuple(options.only or ("",))
             run(campaign, [row for row in chosen if row.method.startswith(only)], options)
         files = [*options.cells.glob(f"{name}-P*.json")]
-        lengths = sorted({int(file.stem.partition("-n")[2].split("-")[0]) for file in files})
+        lengths = sorted({int(file.stem.partition("-lr")[0].rpartition("-n")[2]) for file in files})
         rows = [row for steps in lengths for row in rows_of(task, steps)]
         if found := [line for row in rows for line in campaign.lines(row)]:
             notes = (

@@ -200,13 +200,13 @@ class Shards:
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values of common parameters that other ranks do not have, whole, in host memory."""
-        own = self._restored if self._mean_taken else on_host(self._common)
+        tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
-            own = own | on_host(slots) | self._sparse.slots
+            tensors = tensors | on_host(slots) | self._sparse.slots
             if not self._mean_taken:  # the owners get the mean of now
-                own |= on_host({Slot(name, START): values for name, values in self._starts.items()})
-        return own
+                tensors |= on_host({Slot(name, START): values for name, values in self._starts.items()})
+        return tensors
 
     def keep(self, tensors: Tensors) -> None:
         """Give the owners their rows of tensors that every rank has."""
