@@ -26,7 +26,7 @@ def test_a_program_ends_as_the_command_does(mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(arguments, how):
-        done = mpirun(3, sys.executable, "train.py", arguments, how)
+        done = mpirun(2, sys.executable, "train.py", arguments, how)
         lines = [line for line in done.stderr.splitlines() if line.startswith("istmpi: ")]
         assert "Traceback" not in done.stderr, done.stderr
         return done, lines

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from following import lines
 
 from istmpi.config import Run
 
@@ -27,10 +28,6 @@ def data(tmp_path):
     return tmp_path / "data.npz"
 
 
-def losses(out):
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun, tmp_path):
     out = tmp_path / "run"
     result = mpirun(3, "istmpi", "train", *SMALL, "--out", out, "--evaluate-every", "2")
@@ -44,18 +41,18 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun,
         "progress.png",
     ):
         assert fact in result.stdout
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 2, 3]
-    assert ["score" in line for line in lines] == [False, True, True]
-    assert lines[-1]["test_examples"] == 360
-    assert lines[-1]["examples"] == 3 * 3 * 4 * 16
+    metrics = lines(out)
+    assert [line["round"] for line in metrics] == [1, 2, 3]
+    assert ["score" in line for line in metrics] == [False, True, True]
+    assert metrics[-1]["test_examples"] == 360
+    assert metrics[-1]["examples"] == 3 * 3 * 4 * 16
     summary = json.loads((out / "summary.json").read_text())
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
     assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png"}
     saved = Run.load(str(out / "run.toml"))
     assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
     assert mpirun(3, "istmpi", "train", out / "run.toml", "--out", tmp_path / "again").returncode == 0
-    assert losses(tmp_path / "again") == losses(out)
+    assert [line["loss"] for line in lines(tmp_path / "again")] == [line["loss"] for line in metrics]
 
 
 def on_a_terminal(*command, interrupt_at=None):
@@ -118,16 +115,21 @@ def test_a_file_for_each_rank(mpirun, tmp_path, data):
 
 
 BAD = {
+    "the folder is not empty": ["--out", "used"],
     "hidden1 has 2 units but the run has 3 ranks": ["--hidden", "2"],
     "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
     "site-0.npz does not exist": ["--data", "site-{rank}.npz"],
 }
 
 
-def test_bad_input_is_told_once_by_one_rank(refused, tmp_path):
-    said = refused(3, *(["train", *options, "--out", tmp_path / "run"] for options in BAD.values()))
+def test_bad_input_is_told_once_by_one_rank(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "precious").write_text("kept")
+    said = refused(3, *(["train", "--out", tmp_path / "run", *options] for options in BAD.values()))
     assert all(message in line for message, line in zip(BAD, said, strict=True)), said
     assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious"], "a used folder is left alone"
 
 
 @pytest.mark.parametrize(
@@ -140,15 +142,6 @@ def test_bad_input_ends_a_job(mpirun, tmp_path, options, message):
     assert result.errors == [line for line in result.stderr.splitlines() if message in line]
     assert result.stderr.count(message) == 1, result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_used_folder_is_left_alone(mpirun, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious").write_text("kept")
-    result = mpirun(2, "istmpi", "train", *SMALL, "--out", tmp_path / "run")
-    assert result.returncode == 2
-    assert "the folder is not empty" in result.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp_path):

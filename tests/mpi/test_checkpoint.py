@@ -8,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from batches import examples_of
 from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece, create, parts_of_checksums, with_checksums
@@ -84,26 +83,6 @@ def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, 
     if comm.rank == 0:
         dumped = subprocess.run(["h5dump", "-d", "/model/values", path], capture_output=True, text=True, check=True)
         assert "-9, -6, -3, 0, 3, 6, 9" in dumped.stdout
-
-
-def test_plain_numpy_predicts_from_the_file_what_the_ranks_predict(comm, shared_tmp):
-    training, _ = trained(comm, model__hidden=(13, 11), model__norm="batch")
-    path = shared_tmp / "network.h5"
-    save(training, path, calibrated=True)
-    x, _ = examples_of(training.dataset.test, np.arange(9))
-    x = x.astype(training.run.model.dtype)
-    training.evaluator.calibrate()
-    outputs = training.evaluator.network(torch.from_numpy(x)).numpy()
-    with h5py.File(path) as file:
-        for stage in training.architecture.stages:
-            x = x @ file[f"model/{stage}.linear.weight"][...].T
-            if f"norm/{stage}" in file:
-                x = (x - file[f"norm/{stage}/mean"][...]) / file[f"norm/{stage}/std"][...]
-            if f"model/{stage}.norm.weight" in file:
-                x = x * file[f"model/{stage}.norm.weight"][...] + file[f"model/{stage}.norm.bias"][...]
-            if stage != training.architecture.stages[-1]:
-                x = np.maximum(x, 0)
-    np.testing.assert_allclose(outputs, x, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("writer", WRITING)

@@ -92,19 +92,6 @@ def test_the_score_is_that_of_the_whole_network(comm, settings):
     assert score.score == accuracy
 
 
-@NETWORKS
-def test_a_single_example_scores_as_it_does_among_others(comm, settings):
-    training, _ = trained(comm, **settings)
-    training.evaluator.calibrate()
-    network = training.evaluator.network
-    x = torch.from_numpy(examples_of(training.dataset.test, np.arange(7))[0]).double()
-    together = network(x)
-    assert together.shape == (7, 10)
-    for row in range(7):
-        torch.testing.assert_close(network(x[row : row + 1]), together[row : row + 1], rtol=0, atol=1e-12)
-    torch.testing.assert_close(network(x.flip(0)).flip(0), together, rtol=0, atol=1e-12)
-
-
 def test_the_score_does_not_depend_on_the_ranks(comm):
     """Before training all rank counts have the same network; with data-parallel on equal batches also afterwards."""
     training = Training(small_run(), comm)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from patience import patient
-from small import assert_same_bits, small_run
+from small import Listening, assert_same_bits, small_run
 
 from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.reader import open_checkpoint
@@ -15,7 +15,6 @@ from istmpi.config import Output, Train
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
-from istmpi.training.watch import Watch
 
 pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
 """Nothing here depends on how many ranks there are, but for one and several."""
@@ -23,16 +22,6 @@ pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
 
 class Killed(Exception):
     """Ends a run as a kill does: nothing more is saved."""
-
-
-class Ear(Watch):
-    """Hears what a run says, and perhaps ends it after a round."""
-
-    def __init__(self):
-        self.said = []
-
-    def noticed(self, message):
-        self.said.append(message)
 
 
 @pytest.fixture
@@ -43,7 +32,7 @@ def trained(comm, shared_tmp, monkeypatch):
     def train(rounds, resume="auto", keep=2, killed_after=None, **settings):
         settings = {"checkpoint__every": 2, "checkpoint__wait": True, "checkpoint__keep": keep} | settings
         run = small_run(train__rounds=rounds, output__folder=str(folder), method__local_steps=1, **settings)
-        ear = Ear()
+        ear = Listening()
         with monkeypatch.context() as patched:
             if killed_after is not None:
                 real = Training.rounds

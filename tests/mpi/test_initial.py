@@ -1,23 +1,14 @@
 """A run that begins with another's weights: the same score before its first round, on any ranks and with any method."""
 
 import pytest
-from small import small_run
+from small import Listening, small_run
 
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, run_training
-from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 DEEP = {"model__norm": "none", "model__bias": True}
-
-
-class Listening(Watch):
-    def __init__(self):
-        self.said = []
-
-    def noticed(self, message):
-        self.said.append(message)
 
 
 def test_a_run_begins_where_another_ended(comm, shared_tmp):

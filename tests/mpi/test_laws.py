@@ -9,34 +9,12 @@ from small import assert_same_bits, small_run, trained, whole
 
 import istmpi.methods
 from istmpi.engine.partition import Partition
-from istmpi.engine.store import ParameterStore
-from istmpi.engine.transfer import Transfer
 from istmpi.errors import DivergedError, IstmpiError
-from istmpi.methods.ist import IST
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.both
 
 METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
-
-
-@METHODS
-def test_the_initial_network_is_that_of_one_rank(comm, method):
-    training = Training(small_run(method__name=method, model__bias=True), comm)
-    one = ParameterStore(training.architecture.parameters, training.architecture.lengths, ranks=1, rank=0)
-    one.initialise(training.run.train.seed)
-    one.add_slots(training.method.spec.slots(training.run))
-    assert_same_bits(whole(training), {name: tensor.numpy() for name, tensor in one.tensors.items()})
-    assert sum(comm.allgather(training.store.digest())) % 2**64 == one.digest()
-
-
-def test_the_deal_is_the_same_on_every_rank_and_another_in_every_round(comm):
-    training = Training(small_run(), comm)
-    deals = [training.method.holders(round) for round in range(4)]
-    by_rank = comm.allgather([deal.digest for deal in deals])
-    assert all(digests == by_rank[0] for digests in by_rank)
-    if comm.size > 1:
-        assert len(set(by_rank[0])) == 4
 
 
 @pytest.mark.ranks(min=2)
@@ -52,19 +30,6 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
     with pytest.raises(IstmpiError, match=f"^rank {comm.size - 1}: the deal of round 1 differs"):
         next(training.rounds())
     assert_same_bits(whole(training), before)
-
-
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("placement", ["shared", "sharded", "by-label"])
-def test_every_rank_has_batches_of_its_own(comm, placement):
-    training = Training(small_run(data__placement=placement), comm)
-    steps = [training.batches.indices(step).tolist() for step in range(6)]
-    per_rank = comm.allgather(steps)
-    for step in range(6):
-        assert len({tuple(sorted(mine[step])) for mine in per_rank}) == comm.size
-    if placement != "shared":
-        rows = [{row for step in mine for row in step} for mine in per_rank]
-        assert sum(map(len, rows)) == len(set.union(*rows)), "shards are disjoint"
 
 
 @pytest.mark.parametrize("method", [name for name in istmpi.methods.METHODS if name != "fedavg"])
@@ -105,46 +70,6 @@ def test_with_nothing_dealt_out_two_rounds_up_to_a_mean_are_one_of_twice_as_many
     assert_same_bits(whole(seldom), whole(local))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"model__hidden": [9], "model__norm": "layer", "model__bias": True},
-        {"method__partition": ["hidden2"], "model__dtype": "float32"},
-        {"method__partition": [], "method__outer_momentum": 0.5},  # else by a ring
-        {"method__shares": [3.0, 1.0, 2.0, 1.0, 1.0], "method__redeal": 0.3},
-        {"optimizer__name": "adamw", "method__optimizer_state": "carry"},
-        {"method__name": "fedavg", "train__batch": 400, "method__fraction": 0.7},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("staging_bytes", [2**28, 3000])
-def test_planned_bytes_are_counted_bytes(comm, settings, staging_bytes, monkeypatch):
-    monkeypatch.setattr("istmpi.engine.transfer.STAGING_BYTES", staging_bytes)
-    planned, calls = [], []
-    run = Transfer.run
-
-    def spy(self, source, target, communicator):
-        before = communicator.traffic.calls
-        planned.append(self.bytes_sent)
-        run(self, source, target, communicator)
-        calls.append(communicator.traffic.calls - before)
-
-    monkeypatch.setattr(Transfer, "run", spy)
-    monkeypatch.setattr(IST, "publish", lambda self: None)  # what an evaluation takes does not count
-    if "method__shares" in settings:
-        settings = {**settings, "method__shares": settings["method__shares"][: comm.size]}
-    training, progress = trained(comm, evaluate__every=1000, **settings)
-    per_rank = comm.allgather(sum(planned))
-    assert progress[-1].bytes == sum(per_rank)
-    assert (sum(per_rank) > 0) == (comm.size > 1)
-    assert max(calls) <= 1 or staging_bytes == 3000
-    assert max(calls) > 1 or staging_bytes > 3000 or comm.size == 1, "in several rounds"
-    assert sum(comm.allgather(comm.traffic.bytes)) > progress[-1].bytes or comm.size == 1, (
-        "evaluation is not among them"
-    )
-
-
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
     "method, times", [("data-parallel", 3), ("local-sgd", 1), ("diloco", 1), ("codistillation", 1)]
@@ -177,13 +102,6 @@ def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(
         progress.append(one)
     assert [(one.loss, one.bytes) for one in progress] == [(one.loss, one.bytes) for one in expected]
     assert_same_bits(whole(looked_at), whole(left_alone))
-
-
-@pytest.mark.ranks(min=2)
-def test_ist_sends_fewer_bytes_than_local_sgd(comm):
-    """A matrix with both axes dealt is held 1/P times, with nothing dealt P times."""
-    dealt, local = (trained(comm, method__name=name)[1][-1].bytes for name in ("ist", "local-sgd"))
-    assert dealt < local / 1.5
 
 
 # ---- a loss that is no longer finite

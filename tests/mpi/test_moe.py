@@ -99,6 +99,7 @@ def test_it_trains_as_the_oracle_does(comm, text):
     assert progress[-1].score.loss == pytest.approx(loss, abs=1e-9)
 
 
+@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_was_trained_is_evaluated_exported_continued_and_resumed(comm, shared_tmp, text, dtype):
     run = own_run(**settings(text, model__dtype=dtype))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import plain
-from replicas import Replica, replicas
+from replicas import replicas
 from small import assert_same_bits, small_run, trained, whole
 from torch.nn import functional
 
@@ -23,18 +23,6 @@ def assert_near(training, expected, tolerance=1e-10):
 
 
 # ---- federated averaging
-
-
-@pytest.mark.parametrize("placement", ["sharded", "by-label"])
-def test_fedavg_of_everybody_on_full_batches_is_gradient_descent(comm, placement):
-    """C = 1, E = 1, B = all: the mean by numbers of examples is a step down the gradient of all examples."""
-    settings = {"data__placement": placement, "train__batch": 2000, "optimizer__lr": 0.5, **NO_NORM}
-    training, progress = trained(comm, method__name="fedavg", **settings)
-    alone = Replica(small_run(train__batch=1437, optimizer__lr=0.5, **NO_NORM), 0, 1)
-    for _ in range(4):
-        alone.step(alone.batches.of_pass(0, 0))
-    assert_near(training, alone.named())
-    assert [one.examples for one in progress] == [1437, 2 * 1437, 3 * 1437, 4 * 1437]
 
 
 @pytest.mark.parametrize("fraction", [0.0001, 0.7, 1.0])
@@ -167,36 +155,7 @@ def test_diloco_without_an_outer_step_is_local_sgd_bit_for_bit(comm):
     assert [one.bytes for one in its] == [one.bytes for one in progress]
 
 
-def test_the_outer_step_of_diloco_is_that_of_pytorch(comm):
-    training, _ = trained(comm, method__name="diloco", **NO_NORM)
-    everyone = replicas(training.run, comm.size)
-    current = everyone[0].weights.clone().requires_grad_()
-    outer = torch.optim.SGD([current], lr=0.7, momentum=0.9, nesterov=True)
-    for round in range(4):
-        for one in everyone:
-            one.weights = current.detach()
-            for local_step in range(3):
-                one.step(one.batches.at(3 * round + local_step))
-        current.grad = sum(current.detach() - one.weights for one in everyone) / comm.size
-        outer.step()
-    everyone[0].weights = current.detach()
-    assert_near(training, everyone[0].named())
-
-
 # ---- codistillation
-
-
-def test_codistillation_before_its_burn_in_is_training_alone(comm):
-    settings = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__burn_in": 4}
-    training, progress = trained(comm, method__name="codistillation", **settings)
-    mine = Replica(training.run, comm.rank, comm.size)
-    for step in range(12):
-        mine.step(mine.batches.at(step))
-    for name, values in mine.named().items():
-        np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-12)
-    assert progress[-1].bytes == progress[0].bytes
-    first = comm.broadcast_from_root(mine.named())
-    assert_near(training, first, 1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])

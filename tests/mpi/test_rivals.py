@@ -202,18 +202,6 @@ def test_sparse_loco_is_what_its_authors_wrote(comm, values, outer):
         np.testing.assert_allclose(own[Slot(name, "error")].numpy().ravel(), each, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.7, "method__outer_momentum": 0.9}], ids=["1", "outer"])
-def test_sparse_loco_that_sends_everything_is_local_sgd(comm, outer):
-    """But for rounding: one takes the mean of differences, the other that of weights."""
-    everything = {"method__top": 4096, "method__top_values": "full", "method__feedback": 0.0}
-    sparse, its = trained(comm, method__name="sparse-loco", **everything, **outer)
-    local, progress = trained(comm, method__name="local-sgd", **outer)
-    expected = whole(local)
-    for name, values in whole(sparse).items():
-        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
-    assert [one.loss for one in its] == pytest.approx([one.loss for one in progress], rel=1e-6)
-
-
 def test_sparse_loco_has_no_copies_for_a_rollback_while_it_sends(comm, monkeypatch):
     take, copies = SparseMean.take, []
     training = Training(small_run(method__name="sparse-loco", optimizer__name="adam"), comm)

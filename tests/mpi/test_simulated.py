@@ -1,9 +1,7 @@
 """Simulated ranks against the ranks of this very job: the same bits, losses, scores and bytes, and the same files."""
 
-from pathlib import Path
-
 import pytest
-from small import own_run, small_run
+from small import small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.record import RunFolder
@@ -13,24 +11,16 @@ from istmpi.training.run import run_training
 
 pytestmark = pytest.mark.real
 
-CONVOLUTIONS = str(Path(__file__).parents[2] / "examples" / "convnet.py") + ":ConvNet"
 RUNS = {
     "ist": small_run(),
     "ist, exchanged in pieces": small_run(comm__exchange="pieces"),
     "ist, a tenth redealt": small_run(method__redeal=0.1, method__optimizer_state="carry", optimizer__momentum=0.9),
-    "ist, an outer step": small_run(method__outer_momentum=0.6, method__outer_lr=0.8),
-    "ist, convolutions": own_run(
-        model__name=CONVOLUTIONS, model__channels=[8, 16], model__hidden=16, train__rounds=2, method__local_steps=2
-    ),
-    "local-sgd": small_run(method__name="local-sgd"),
+    "ist, delay": small_run(method__delay=2, method__redeal=0.5),
+    "ist, wire of int8": small_run(model__dtype="float32", method__wire="int8"),
     "data-parallel": small_run(method__name="data-parallel"),
-    "diloco": small_run(method__name="diloco"),
     "fedavg": small_run(method__name="fedavg", method__fraction=0.5, train__batch=100),
     "dynamic-averaging": small_run(method__name="dynamic-averaging", method__threshold=0.012),
     "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=6, method__fragments=2),
-    "sparse-loco": small_run(method__name="sparse-loco"),
-    "ist, delay": small_run(method__delay=2, method__redeal=0.5),
-    "ist, wire of int8": small_run(model__dtype="float32", method__wire="int8"),
     "codistillation": small_run(method__name="codistillation", method__burn_in=1),
 }
 

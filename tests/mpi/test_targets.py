@@ -57,16 +57,6 @@ def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp, method):
         Training(other, comm).resume(shared_tmp / "network.h5")
 
 
-def test_scikit_learns_diabetes_is_learnt_by_the_default_run(comm, shared_tmp):
-    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn has the data")
-    x, y = datasets.load_diabetes(return_X_y=True)
-    path = shared_tmp / "diabetes.npz"
-    if comm.rank == 0:
-        np.savez(path, x=x.astype(np.float32), y=y.astype(np.float32))
-    comm.barrier()
-    learns_by_default(comm, str(path))
-
-
 def test_what_is_like_diabetes_is_learnt_by_the_default_run(comm, shared_tmp):
     learns_by_default(comm, shared(comm, shared_tmp))
 

@@ -86,12 +86,3 @@ def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
     assert score.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2) / bytes_per_token, rel=1e-9)
     few = Training(own_run(**settings(text, evaluate__examples=2)), comm).evaluate()
     assert few.examples == 2 and score.examples == len(test)
-
-
-@pytest.mark.ranks(only=[2])
-@pytest.mark.parametrize("method", ["ist", "data-parallel", "codistillation"])
-def test_every_method_learns(comm, text, method):
-    changed = {"method__name": method, "train__rounds": 6, "method__local_steps": 6, "model__dtype": "float32"}
-    progress = list(Training(own_run(**settings(text, **changed)), comm).rounds())
-    assert progress[-1].loss < 0.8 * progress[0].loss
-    assert 1 < progress[-1].score.score < 256

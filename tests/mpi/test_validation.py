@@ -1,18 +1,16 @@
 """A validation split in training: scored in place of the test split, for the best network and for an early end."""
 
-import json
-
 import numpy as np
 import pytest
 from batches import examples_of
-from small import assert_same_bits, small_run, trained, whole
+from following import lines
+from small import Listening, assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
 from istmpi.training.run import run_training
-from istmpi.training.watch import Watch
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 HELD_OUT = {"data__validation": 0.2, "evaluate__every": 1}
@@ -53,14 +51,6 @@ def test_ranks_with_examples_of_their_own_hold_out_their_own(comm, shared_tmp):
     assert progress[-1].score.examples == 360
 
 
-class Listening(Watch):
-    def __init__(self):
-        self.said = []
-
-    def noticed(self, message):
-        self.said.append(message)
-
-
 def ran(comm, folder, resume="", **settings):
     """A run in a folder: its summary, and what was said."""
     watch = Listening()
@@ -68,10 +58,6 @@ def ran(comm, folder, resume="", **settings):
     summary = run_training(run, comm, watch, resume)
     comm.barrier()
     return summary, watch.said
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_ends_where_nothing_gets_better(comm, shared_tmp):
@@ -87,7 +73,7 @@ def test_training_ends_where_nothing_gets_better(comm, shared_tmp):
     assert nothing is None
     if comm.rank == 0:
         assert "nothing left to train" in said[0]
-        assert len(metrics(shared_tmp / "whole")) == 4
+        assert len(lines(shared_tmp / "whole")) == 4
     # What was evaluated before a resume counts.
     ran(comm, shared_tmp / "half", **{**still, "train__rounds": 2})
     summary, _ = ran(comm, shared_tmp / "half", "auto", **still)
@@ -99,7 +85,7 @@ def test_the_best_network_is_kept(comm, shared_tmp):
     lively = {"optimizer__lr": 0.9, "checkpoint__best": True, "train__rounds": 6, "model__norm": "none"}
     folder = shared_tmp / "best"
     summary, _ = ran(comm, folder, **lively)
-    scores = [line["validation_score"] for line in metrics(folder)]
+    scores = [line["validation_score"] for line in lines(folder)]
     best = int(np.argmax(scores)) + 1
     assert (summary.best.round, summary.best.validation) == (best, max(scores))
     with open_checkpoint(summary.best.path) as checkpoint:

@@ -23,13 +23,16 @@ CASES = {
     "round a ring": {"method__share_every": 2, "method__redeal": 0.5, "method__partition": ["hidden2"]},
     "outer momentum": {"method__outer_momentum": 0.5},
 }
+OF_METHODS = [("ist", case) for case in CASES]
+OF_METHODS += [(method, case) for method in ENCODING if method != "ist" for case in ("plain", "adam carried")]
+OF_METHODS += [("local-sgd", "outer momentum"), ("diloco", "outer momentum")]
+RESUMED = ("adam carried", "round a ring", "outer momentum")
 SPECIAL = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}}
 
 
 def settings(method, wire, case):
-    changed = {} if method != "ist" and case == "round a ring" else CASES[case]
     narrow = {"model__dtype": "float32", "method__local_steps": 3}
-    return {"method__name": method, "method__wire": wire, **narrow, **changed, **SPECIAL.get(method, {})}
+    return {"method__name": method, "method__wire": wire, **narrow, **CASES[case], **SPECIAL.get(method, {})}
 
 
 @pytest.mark.ranks(also=5)
@@ -66,8 +69,10 @@ def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, 
 
 
 @pytest.mark.ranks(also=5)
-@pytest.mark.parametrize("wire, case", [("bfloat16", "adam carried"), *(("int8", case) for case in CASES)])
-@pytest.mark.parametrize("method", ENCODING)
+@pytest.mark.parametrize(
+    "method, case, wire",
+    [*((*one, "int8") for one in OF_METHODS), *((method, "adam carried", "bfloat16") for method in ENCODING)],
+)
 def test_predicted_bytes_are_the_counted_bytes(comm, method, wire, case):
     training = Training(small_run(**settings(method, wire, case)), comm)
     for number in range(3):
@@ -78,8 +83,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, wire, case):
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("case", ["adam carried", "round a ring", "outer momentum"])
-@pytest.mark.parametrize("method", ENCODING)
+@pytest.mark.parametrize("method, case", [(method, case) for method, case in OF_METHODS if case in RESUMED])
 def test_a_run_that_was_stopped_between_rounds_or_inside_one_goes_on_bit_for_bit(comm, shared_tmp, method, case):
     run = {**settings(method, "int8", case), "train__rounds": 5, "evaluate__every": 2}
     expected = whole(trained(comm, **run)[0])

@@ -5,6 +5,7 @@ import numpy as np
 from istmpi.config import Run
 from istmpi.methods.ist import IST
 from istmpi.training.loop import Training
+from istmpi.training.watch import Watch
 
 SETTINGS = {
     "model.hidden": [13, 11],
@@ -54,3 +55,13 @@ def assert_same_bits(one, other):
         mine, theirs = np.asarray(one[name]), np.asarray(other[name])
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), name
         assert mine.tobytes() == theirs.tobytes(), f"{name} differs by up to {np.abs(mine - theirs).max()}"
+
+
+class Listening(Watch):
+    """Hears what a run says: ``said``."""
+
+    def __init__(self):
+        self.said = []
+
+    def noticed(self, message):
+        self.said.append(message)

@@ -41,7 +41,7 @@ def istmpi_command(capfd):
     def run(*words):
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(lambda: istmpi([str(word) for word in words], standalone_mode=False))
+            main(lambda: istmpi([str(word) for word in words], "istmpi", standalone_mode=False))
         out, err = capfd.readouterr()
         return ended.value.code, out, err
 

@@ -117,9 +117,3 @@ def test_a_pattern_that_cannot_be_read_is_refused_with_its_text(text, says):
 def test_an_axis_without_a_length_is_refused_by_name():
     with pytest.raises(ConfigError, match="axis wings has no length; lengths are given for hidden"):
         Pattern.parse("wings").shape({"hidden": 3})
-
-
-def test_dealt_axes_are_counted():
-    pattern = Pattern.parse("hidden2 (2 hidden1) 3")
-    assert [pattern.dealt(groups) for groups in ([], ["hidden1"], ["hidden1", "hidden2"], ["other"])] == [0, 1, 2, 0]
-    assert Pattern.parse("(blocks[3] out) in").dealt(["blocks"]) == 1

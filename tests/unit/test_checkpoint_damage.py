@@ -19,7 +19,7 @@ from patience import patient
 from istmpi.errors import DataError
 from istmpi.hdf5 import CREATION, datasets
 
-FLIPS = 200
+FLIPS = 120
 
 
 @pytest.mark.parametrize("name", ["batch", "stopped"])

@@ -1,7 +1,6 @@
 """Runs: defaults < run file < command line; nothing unknown, nothing out of range, and back again from its own file."""
 
 import dataclasses
-import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -37,10 +36,6 @@ def test_a_file_gives_its_name_to_the_run(tmp_path):
     assert load(tmp_path, 'name = "mine"').name == "mine"
 
 
-def test_overriding_with_nothing_changes_nothing():
-    assert Run().override({}) == Run()
-
-
 def test_a_file_goes_before_a_run_that_ships(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").write_text("[train]\nrounds = 3\n")
@@ -50,10 +45,6 @@ def test_a_file_goes_before_a_run_that_ships(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_run_loads(name):
     assert Run.load(name).name == name
-
-
-def test_there_is_a_run_for_a_first_try():
-    assert "digits" in shipped()
 
 
 # ---- there and back
@@ -301,11 +292,6 @@ def test_a_value_that_a_type_refuses_is_told_what_it_must_be(hint, value, says):
     with pytest.raises(ConfigError) as refused:
         checked(value, hint, "a.x", "here")
     assert str(refused.value) == f"here: a.x = {shown(value)} {says}"
-
-
-def test_a_run_travels_to_other_ranks():
-    run = Run().override({"method.redeal": 0.5, "method.shares": [1, 2]})
-    assert pickle.loads(pickle.dumps(run)) == run
 
 
 # ---- networks of one's own

@@ -47,13 +47,6 @@ def test_figure_2_traffic_as_the_paper_counts(ranks):
     assert figure_2("data-parallel", ranks).received_elements == 10 * 2 * (ranks - 1) * W
 
 
-@pytest.mark.parametrize(
-    "ranks, floats", list(zip(RANKS, (3_680_000, 2_080_000, 1_280_000, 880_000, 680_000, 580_000)))
-)
-def test_figure_2_traffic_of_ist_in_floats_per_gradient_step(ranks, floats):
-    assert figure_2("ist", ranks).received_elements == 10 * floats
-
-
 @pytest.mark.parametrize("ranks, gigaflops", list(zip(RANKS, (113.05, 63.90, 39.32, 27.03, 20.89, 17.82))))
 def test_figure_2_flops_with_the_first_input_gradient(ranks, gigaflops):
     flops = figure_2("ist", ranks).flops("products", "first_input_gradient")
@@ -105,32 +98,33 @@ def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, 
             assert plan.bytes_sent == predicted[rank].sum() - predicted[rank, rank]
 
 
+OUTER = {"outer_momentum": 0.5}
+OTHERS = [name for name in METHODS if name not in ("ist", "data-parallel")]
+DEALT = [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, OUTER, {"partition": ["hidden2"]}]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, {"outer_momentum": 0.5}, {"partition": ["hidden2"]}],
+    "method, settings",
+    [*(("ist", one) for one in DEALT), ("local-sgd", OUTER), *((method, {}) for method in OTHERS)],
     ids=str,
 )
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "data-parallel"])
 def test_expected_bytes_are_the_mean_over_deals(method, settings):
     ranks, network = 4, mlp_network(6, (9, 7), 3)
     wanted = run(name=method, **settings)
-    totals = [sum(round_bytes(wanted, network, ranks, number)) for number in range(1, 400)]
+    totals = [sum(round_bytes(wanted, network, ranks, number)) for number in range(1, 200)]
     expected = float(cost(wanted, network, ranks).round_bytes)
     assert abs(np.mean(totals) - expected) <= 4 * np.std(totals) / len(totals) ** 0.5
 
 
+OF_IST = [{}, {"redeal": 0.3}, OUTER, {"partition": ["hidden2"], "share_every": 2}, {"shares": (3.0, 1.0, 2.0)}]
+ENCODING = [name for name, spec in METHODS.items() if spec.encodes]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"redeal": 0.3},
-        {"outer_momentum": 0.5},
-        {"partition": ["hidden2"], "share_every": 2},
-        {"shares": (3.0, 1.0, 2.0)},
-    ],
+    "method, settings",
+    [*(("ist", one) for one in OF_IST), ("local-sgd", OUTER), *((method, {}) for method in ENCODING[1:])],
     ids=str,
 )
-@pytest.mark.parametrize("method", [name for name, spec in METHODS.items() if spec.encodes])
 def test_in_fewer_bits_expected_bytes_are_the_mean_over_deals_too(method, settings):
     """So wide that in hardly any deal two ranks have nothing for each other, whose scales the closed sums count."""
     ranks, network = 3, mlp_network(40, (90, 60), 30, bias=True)
@@ -176,38 +170,6 @@ def test_fedavg_takes_passes_of_some_ranks():
     one = cost(wanted.override({"method.name": "local-sgd"}), network, 1)
     assert plan.flops("products") == 3 * one.flops("products")
     assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
-
-
-@pytest.mark.parametrize("redeal", [1.0, 0.4])
-@pytest.mark.parametrize("shares", [None, (2.0, 1.0, 1.0)])
-def test_a_round_of_ist_is_the_mean_over_pairs_of_deals(shares, redeal):
-    """Element by element: from the old holder or the owner to the next holder, and home where nobody holds it next."""
-    ranks, network = 3, mlp_network(4, (7, 5), 3, bias=True)
-    owners, totals = Owners(network.lengths, ranks), []
-    for number in range(300):
-        old, new = (
-            Partition.draw(network.lengths, network.groups, ranks, number, round, shares, redeal) for round in (0, 1)
-        )
-        sent = 0
-        for parameter in network.parameters.values():
-            if not parameter.pattern.dealt(old.units):
-                sent += 2 * (ranks - 1) * parameter.size(network.lengths) * parameter.itemsize
-                continue
-            before, after, home = (_holder(layout, parameter, ranks) for layout in (old, new, owners))
-            source = np.where(before >= 0, before, home)
-            sent += parameter.itemsize * int(((after >= 0) & (source != after)).sum())
-            sent += parameter.itemsize * int(((before >= 0) & (after < 0) & (before != home)).sum())
-        totals.append(sent)
-    expected = float(cost(run(shares=shares, redeal=redeal), network, ranks).round_bytes)
-    assert abs(np.mean(totals) - expected) < 4 * np.std(totals) / len(totals) ** 0.5
-
-
-def _holder(layout, parameter, ranks):
-    """The rank that has each element, or -1."""
-    holder = np.full(parameter.pattern.shape(layout.lengths), -1)
-    for rank in range(ranks):
-        holder[np.ix_(*(layout.positions(axis, at, rank) for at, axis in enumerate(parameter.pattern.axes)))] = rank
-    return holder
 
 
 # ---- closed forms against sums over ranks

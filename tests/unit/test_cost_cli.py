@@ -1,8 +1,6 @@
 """``istmpi costmodel``: its table, files and picture hold the paper's Figure 2; bad input is one line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -25,18 +23,6 @@ def costmodel(*arguments):
     result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def test_it_imports_neither_torch_nor_mpi_nor_matplotlib():
-    program = (
-        "import sys, json; from istmpi.cli.main import istmpi\n"
-        "istmpi(['costmodel', 'digits', '--compare', 'all'], standalone_mode=False)\n"
-        "istmpi(['costmodel', '--advise'], standalone_mode=False)\n"
-        "print(json.dumps([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules]))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
 def test_without_arguments_it_is_figure_2():

@@ -115,18 +115,6 @@ def test_what_cannot_be_trained_is_refused_by_name(what, problem):
 
 
 @pytest.mark.parametrize(
-    "network, problem",
-    [
-        ("OtherOutputs", r"forward returns \(2, 9\) for 2 examples; the data need \(2, 10\)"),
-        ("Failing", "forward fails"),
-    ],
-)
-def test_a_network_that_does_not_fit_the_data_is_refused(network, problem):
-    with pytest.raises(ConfigError, match=problem):
-        inspect(own(network))
-
-
-@pytest.mark.parametrize(
     "what, problem",
     [
         ("constructor leaves", "constructor fails with what = 'constructor leaves', hidden = 8: SystemExit: 5"),
@@ -159,11 +147,6 @@ def test_a_class_that_makes_something_else_is_refused():
         inspect(own("MakesNumbers"))
 
 
-def test_a_parameter_without_elements_is_refused():
-    with pytest.raises(ConfigError, match=r"parameter first.weight has no elements \(0 x 7\)"):
-        inspect(own("Steps", hidden=0))
-
-
 def test_what_is_not_finite_on_the_data_at_first_is_refused():
     examples = torch.ones(4, 7)
     with pytest.raises(ConfigError, match="forward makes nan of the first training examples"):
@@ -189,11 +172,6 @@ def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
     with pytest.raises(ConfigError, match="with hidden = 9: ValueError: 9 is odd. .* take fewer ranks, or leave out"):
         steps.require_usable({"hidden": 9})
     steps.require_usable({"hidden": 4})
-
-
-def test_what_cannot_be_dealt_out_is_refused():
-    with pytest.raises(ConfigError, match="no width that can be dealt out .channels: permuting its units"):
-        ready("Grouped", (3, 16, 16)).require_dealable(())
 
 
 def test_a_sum_outside_of_a_layer_is_found_and_scaled():

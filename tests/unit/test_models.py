@@ -117,15 +117,6 @@ def test_only_dropout_is_stochastic():
     assert not mlp_network(4, [4], 2).stochastic
 
 
-def test_every_model_says_what_the_engine_needs():
-    for name in ("mlp",):
-        network = architecture(8, 3, "classification", Model(name=name))
-        assert set(network.groups) <= set(network.lengths)
-        for key, parameter in network.parameters.items():
-            assert key.split(".")[0] in network.stages
-            assert parameter.pattern.names <= set(network.lengths)
-
-
 # ---- normalisation
 
 

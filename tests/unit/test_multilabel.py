@@ -20,7 +20,7 @@ from istmpi.models.label_blocks import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, LOSSES, Parts, Ranking, inverse_propensities, losses_of
+from istmpi.multilabel import AT, LOSSES, Parts, Ranking, losses_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
@@ -128,11 +128,6 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     if parts == 1:
         points = task_of(TASKS[MULTI_LABEL], loss).points(logits, batch.targets)
         assert points / 40 == pytest.approx(Ranking.scores(sums)["P@1"])
-
-
-def test_the_rarer_a_label_the_more_it_counts():
-    inverse = inverse_propensities(np.array([0, 1, 10, 1000]), 2000, 0.55, 1.5)
-    assert (np.diff(inverse) < 0).all() and inverse[-1] > 1
 
 
 # ---- steps that touch few rows

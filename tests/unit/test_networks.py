@@ -103,11 +103,6 @@ def test_units_can_be_permuted_at_full_size(row):
             assert_near(row, outputs_of(row, module, other, training), expected)
 
 
-@pytest.mark.parametrize("row", rows("order", lambda row: re.search("permut", " ".join(row.undealt.values()))))
-def test_units_that_are_not_alike_are_never_dealt_out(row):
-    assert not {*table_of(row).groups} & row.undealt.keys()
-
-
 @pytest.mark.parametrize("row", rows("written", widths_in))
 def test_what_was_written_down_makes_twins_as_one(row):
     """Each unit is there twice: half of each use that the table names makes the outputs of half the units."""

@@ -51,19 +51,6 @@ def test_the_outputs_are_those_of_the_formula(checkpoints, istmpi_command, name)
         np.testing.assert_allclose([float(row["probability"]) for row in rows], odds.max(axis=1), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_scores_the_same_whatever_the_other_examples_of_its_batch(checkpoints, name):
-    _, x = inputs(checkpoints, name)
-    x = x[:20]
-    with open_checkpoint(checkpoints / f"{name}.h5") as checkpoint:
-        network = CalibratedNetwork(checkpoint)
-    together = network(x.copy())
-    tolerance = 1e-6 * np.abs(together).max()
-    for row in range(len(x)):
-        np.testing.assert_allclose(network(x[row : row + 1].copy())[0], together[row], rtol=0, atol=tolerance)
-    np.testing.assert_allclose(network(x[::-1].copy())[::-1], together, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize("shape", [(3, 63), (64,), (3, 8, 8)])
 def test_examples_of_another_shape_are_refused(checkpoints, shape):
     with open_checkpoint(checkpoints / "batch.h5") as checkpoint:

@@ -3,7 +3,6 @@
 import json
 import platform
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -186,15 +185,3 @@ def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, 
 def test_a_page_that_cannot_be_written_is_exit_code_74(istmpi_command, runs, tmp_path):
     code, _, err = istmpi_command("report", runs, "--html", tmp_path / "gone" / "r.html")
     assert code == 74 and "gone/r.html: cannot be written" in err
-
-
-def test_it_imports_neither_torch_nor_mpi_nor_matplotlib(runs):
-    program = (
-        "import sys, json; from istmpi.cli.main import istmpi\n"
-        f"istmpi(['report', {str(runs)!r}], standalone_mode=False)\n"
-        "wanted = ('torch', 'mpi4py', 'h5py', 'matplotlib')\n"
-        "print(json.dumps([name for name in wanted if name in sys.modules]))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) == []

@@ -1,10 +1,7 @@
 """What a run file may say: described on the screen, on a page, for editors and for shells, all from the code."""
 
-import ast
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -135,14 +132,3 @@ def test_the_schema_refuses_what_a_run_refuses(text, tmp_path):
         return  # found when the method is made
     with pytest.raises(ConfigError):
         Run.from_tree(tree, "here")
-
-
-@pytest.mark.parametrize("arguments", [["settings"], ["settings", "--schema"], ["settings", "xc"]])
-def test_looking_at_settings_imports_neither_torch_nor_mpi(arguments):
-    code = (
-        "import sys; from istmpi.cli.main import istmpi\n"
-        f"istmpi({arguments!r}, standalone_mode=False)\n"
-        "print(sorted({'torch', 'mpi4py', 'h5py', 'matplotlib'} & {*sys.modules}))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ast.literal_eval(result.stdout.splitlines()[-1]) == []

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from replaying import CASES, RECORD, arithmetic, replayed, run_of
+from replay_cases import MLP
+from replaying import RECORD, arithmetic, replayed, run_of
 from small import small_run
 
 from istmpi.comm import Communicator
@@ -17,17 +17,16 @@ from istmpi.simulated import KINDS, Faults, Kill, simulate
 from istmpi.simulated import schedules as simulation
 from istmpi.simulated.schedules import Reached, Schedules, simulated_training
 
-HERE = Path(__file__).parent
 SHORT = {"train__rounds": 2, "method__local_steps": 2}
 
 
 RECORDED = json.loads(RECORD.read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MLP)
 def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
-    number = list(CASES).index(case)
-    run = run_of(CASES[case], 3, tmp_path)
+    number = list(MLP).index(case)
+    run = run_of(MLP[case], 3, tmp_path)
     expected = RECORDED["runs"]["3 ranks"][case]
     faults = Faults.drawn(number, 3, ["stops", "slow"], 300)
     for outcome in simulate(lambda comm: replayed(comm, run), 3, faults).require():
@@ -86,10 +85,10 @@ def test_an_all_reduce_that_does_not_wait_for_its_messages_is_found(monkeypatch)
 
 
 def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
-    """Every 53rd call of each rank, before it does anything or when its part is posted."""
+    """Every 79th call of each rank, before it does anything or when its part is posted."""
     schedules = Schedules(small_run(**SHORT), 3, KINDS)
     found = []
-    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 53)]
+    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 79)]
     for number, kill in enumerate(kills):
         posted = replace(kill, posted=bool(number % 2))
         schedule = schedules.killed(number, replace(Faults(number), kills=[posted]))
@@ -145,13 +144,13 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
     assert err.startswith("istmpi: rank ") and err.endswith("the job ended, as a launcher ends it.\n")
 
 
-def test_the_command_tries_schedules_and_tells_findings(tmp_path):
+def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
     code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
     for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
-        code, _, err = istmpi("simulate", "--schedules", 1, *option)
+        code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which tells findings alone.")

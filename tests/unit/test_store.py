@@ -107,15 +107,6 @@ def test_keep_takes_the_owned_rows(ranks):
         assert torch.equal(tensor, full[name])
 
 
-def test_memory_is_the_owned_rows():
-    """16 ranks, 13 and 5 rows: some own nothing of a parameter, nobody more than a row too many."""
-    made = stores(16)
-    for name, parameter in NETWORK.parameters.items():
-        rows = [len(one.tensors[name]) for one in made]
-        assert sum(rows) == parameter.pattern.shape(NETWORK.lengths)[0]
-        assert max(rows) - min(rows) <= 1
-
-
 def test_slots_have_the_axes_of_their_parameter_and_start_at_zero():
     parameters = {"w": Parameter(Pattern.parse("a b"), "float64", bound=0.5, centre=1.0)}
     extended = with_slots(parameters, ("exp_avg", "exp_avg_sq"))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import on_ranks
 
 from istmpi.comm.codec import Wire
 from istmpi.cost import pair_bytes
@@ -17,6 +16,7 @@ from istmpi.engine.layout import Layout, Owners, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import Slot
 from istmpi.engine.transfer import Transfer
+from istmpi.simulated import simulate
 
 LENGTHS = {"labels": 3, "features": 6, "hidden": 9, "mid": 5, "stream": 7, "heads": 6, "blocks": 5, "out": 4}
 GROUPS = ("hidden", "mid", "stream", "heads", "blocks")
@@ -82,6 +82,11 @@ def parts_of(whole, names, layout, rank):
     return {name: whole[name][index(layout, parameter, rank)].contiguous() for name, parameter in names.items()}
 
 
+def on_ranks(ranks, work):
+    """``[work(communicator) for each rank]``, all at the same time."""
+    return simulate(work, ranks).require()
+
+
 @dataclass
 class Moved:
     tensors: list
@@ -94,21 +99,16 @@ def move(names, source, target, values, before, staging_bytes=2**28, exclude=Non
     """Run the transfer on all ranks: ``values[rank]`` are moved into copies of ``before[rank]``."""
 
     def work(communicator):
-        rank = communicator.rank
+        rank, largest, alltoallv = communicator.rank, [0], communicator.alltoallv
+        communicator.alltoallv = lambda send, receive: (largest.append(max(send[1])), alltoallv(send, receive))
         transfer = Transfer(names, source, target, rank, staging_bytes, exclude=exclude)
         received = {name: tensor.clone() for name, tensor in before[rank].items()}
         transfer.run(values[rank], received, communicator)
         assert communicator.traffic.bytes == transfer.bytes_sent
-        return received, communicator
+        return received, communicator.traffic.bytes, communicator.traffic.calls, max(largest)
 
-    results = on_ranks(source.ranks, work)
-    tensors, communicators = zip(*results)
-    return Moved(
-        list(tensors),
-        [one.traffic.bytes for one in communicators],
-        [one.traffic.calls for one in communicators],
-        max(one.largest_message for one in communicators),
-    )
+    tensors, nbytes, calls, largest = zip(*on_ranks(source.ranks, work))
+    return Moved(list(tensors), list(nbytes), list(calls), max(largest))
 
 
 def blank(names, layout, rank):
@@ -121,7 +121,7 @@ def blank(names, layout, rank):
 # ---- equal copies: bit for bit
 
 
-@pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 2**28), (2, 1), (3, 2**28), (5, 1000)])
+@pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 1), (3, 2**28), (5, 1000)])
 def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks, staging_bytes):
     """Every pair of layouts, every dtype, 0 to 3 dealt axes, also where one row is larger than the staging limit."""
     whole = any_values(parameters(), LENGTHS)
@@ -154,8 +154,15 @@ def finite(tensor):
     return torch.where(tensor.isfinite() & (tensor != 0), tensor, torch.ones_like(tensor))
 
 
-@pytest.mark.parametrize("kind", ["all 0", "some", "none", "shares", "overlap"])
-@pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 1000), (3, 2**28), (5, 5000)])
+@pytest.mark.parametrize(
+    "ranks, staging_bytes, kind",
+    [
+        *((1, 2**28, kind) for kind in ("all 0", "none")),
+        *((2, 1000, kind) for kind in ("all 0", "some")),
+        *((3, 2**28, kind) for kind in ("none", "shares", "overlap")),
+        *((5, 5000, kind) for kind in ("all 0", "shares", "overlap")),
+    ],
+)
 def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes):
     names = parameters()
     whole = {name: finite(tensor) for name, tensor in any_values(names, LENGTHS).items()}
@@ -181,24 +188,6 @@ def held_by_any(deal, parameter):
     for rank in range(deal.ranks):
         held[index(deal, parameter, rank)] = True
     return held
-
-
-def test_a_hop_to_the_next_deal_delivers_what_any_rank_held():
-    """The fast path: from this round's holders to the next round's, without the owners."""
-    names = parameters(dtypes=("float32",))
-    now, then = layout("all 0", 3), layout("all 1", 3)
-    whole = any_values(names, LENGTHS)
-    values = [parts_of(whole, names, now, rank) for rank in range(3)]
-    moved = move(names, now, then, values, [blank(names, then, rank) for rank in range(3)])
-    delivered = 0
-    for name, parameter in names.items():
-        held = held_by_any(now, parameter)
-        for rank in range(3):
-            part = index(then, parameter, rank)
-            same = bits(moved.tensors[rank][name]) == bits(whole[name])[part]
-            assert same[held[part]].all()
-            delivered += int(held[part].sum())
-    assert delivered > 500
 
 
 @settings(max_examples=60)
@@ -340,32 +329,6 @@ def test_the_mean_is_the_same_for_every_receiver():
 
 
 # ---- the plan
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_both_ends_of_every_message_plan_the_same_blocks(ranks):
-    names = parameters(dtypes=("float32", "bfloat16"))
-    for kinds in product(KINDS, KINDS):
-        source, target = (layout(kind, ranks) for kind in kinds)
-        plans = [Transfer(names, source, target, rank) for rank in range(ranks)]
-        for sender, receiver in product(range(ranks), range(ranks)):
-            sent, expected = plans[sender].sends[receiver], plans[receiver].receives[sender]
-            assert [(b.name, b.shape, b.mean) for b in sent] == [(b.name, b.shape, b.mean) for b in expected]
-
-
-def test_the_bytes_are_those_of_the_elements_that_change_ranks():
-    names = parameters(["mid hidden", "labels"], ["float32"])
-    owners, deal = layout("owners", 3), layout("all 0", 3)
-    for source, target in ((owners, deal), (deal, owners)):
-        planned = sum(Transfer(names, source, target, rank).bytes_sent for rank in range(3))
-        counted = 0
-        for parameter in names.values():
-            for sender, receiver in product(range(3), range(3)):
-                both = np.zeros((2, *parameter.pattern.shape(LENGTHS)), dtype=bool)
-                both[0][index(source, parameter, sender)] = True
-                both[1][index(target, parameter, receiver)] = True
-                counted += 4 * int(both.all(axis=0).sum()) if sender != receiver else 0
-        assert planned == counted > 0
 
 
 @pytest.mark.parametrize("limit", [1, 64, 500, 5000])
