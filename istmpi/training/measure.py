@@ -16,7 +16,7 @@ from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import Cluster, Link
-from istmpi.cost.collectives import PULL, PUSH
+from istmpi.cost.collectives import COLLECTIVES
 from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
@@ -58,7 +58,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     for name, measure in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         points = measure(communicator) if ranks > 1 else []
         links[name], measured[name] = _link(points)
-    handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
+    handle, average, measured["transfer"] = _transfers(run, communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
     step, transfer, deal = _overheads(run, communicator, speed, product, touch)
@@ -163,14 +163,14 @@ def _allreduce(communicator: Communicator) -> list[Point]:
     return points
 
 
-def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
     """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
     handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
-            loads = PULL.load(held), PUSH.load(held)
+            loads = [COLLECTIVES[name](run).load(held) for name in ("pull", "push")]
             seconds = _pull_and_push(communicator, network, groups)
             sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
             handled.append(float(sum(load.handled for load in loads)))
