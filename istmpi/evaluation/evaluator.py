@@ -91,7 +91,7 @@ class Evaluator:
         self.network: FullNetwork | SharedBlocks = FullNetwork(
             architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units
         )
-        self._merged, self.form = self.network, "merged"
+        self.merged, self.form = self.network, "merged"
 
     @property
     def share(self) -> float:
@@ -112,11 +112,11 @@ class Evaluator:
     def arrange(self, deal: Layout, form: str | None = None) -> None:
         """Take a form in which a round's network is scored from now on, by default the run's. Collective."""
         form = form or self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
-        self.network, self.form = self._merged, "merged"
+        self.network, self.form = self.merged, "merged"
         if not deal.units or form == "merged":
             return
         networks = {
-            "merged": self._merged,
+            "merged": self.merged,
             "blocks": SharedBlocks(self._architecture, self._store, self._communicator, deal),
         }
         if form == "best":

@@ -10,7 +10,7 @@ from istmpi.cost import cost, round_bytes
 from istmpi.cost.advice import advise
 from istmpi.cost.cluster import Cluster, network, preset
 from istmpi.cost.survey import Scenario
-from istmpi.cost.time import link_rate, round_time
+from istmpi.cost.time import epoch_seconds, link_rate, round_time
 from istmpi.engine.fragments import departures, layers
 from istmpi.errors import ConfigError
 from istmpi.models import mlp_network
@@ -139,7 +139,11 @@ def test_advice_knows_what_else_is_cheap():
     scenario = Scenario(run(), mlp_network(4096, (4096, 4096), 35), preset("m5.2xlarge"), 84_843)
     first, method, link, _ = advise(scenario, 4)
     steps = int(first.split(" with ")[1].split()[0])
-    seconds = replace(scenario, run=scenario.run.override({"method.local_steps": steps})).seconds("ist", 4)
+
+    def seconds_of(scenario, method):
+        return epoch_seconds(scenario.cost(method, 4), scenario.cluster, 84_843)
+
+    seconds = seconds_of(replace(scenario, run=scenario.run.override({"method.local_steps": steps})), "ist")
     assert first.startswith("Run ist on 4 ranks")
     cases = {
         "ist with redeal 0.1": ("ist", {"method.redeal": 0.1}, (4096, 4096)),
@@ -157,4 +161,4 @@ def test_advice_knows_what_else_is_cheap():
         sizes = {" Gbit/s": 1e9, " Mbit/s": 1e6}
         assert (0 if number == "none" else float(number) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
         other = Scenario(other, mlp_network(4096, hidden, 35), scenario.cluster, 84_843)
-        assert f"{title} (P = 4, J = {steps}) takes {other.seconds(name, 4) / seconds:.3g} times" in method
+        assert f"{title} (P = 4, J = {steps}) takes {seconds_of(other, name) / seconds:.3g} times" in method
