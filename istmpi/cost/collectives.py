@@ -130,10 +130,9 @@ def _share(run: Run, held: Holdings) -> Load | None:
     """Return a round's part of the mean of undealt parameters: round a ring, or of their largest changes."""
     if not held.shared_every:
         return None
-    every = held.shared_every
-    if run.method.shared_wire == "top-k":
+    every, spec = held.shared_every, spec_of(run.method.name)
+    if spec.sends_largest(run):
         load = _largest(run).load(held, held.shared)
-        spec = spec_of(run.method.name)
         every *= spec.moved(run) if spec.wire(run) == "float32" else 1  # slots stay where they are
     else:
         load = _round_a_ring(held.shared_bytes, held.ranks, held.wired_bytes(held.shared))

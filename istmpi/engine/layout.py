@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from istmpi.engine.axes import Axis, Parameter, Positions
-
-if TYPE_CHECKING:
-    pass
 
 
 class Layout(Protocol):

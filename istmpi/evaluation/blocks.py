@@ -69,7 +69,7 @@ class SharedBlocks:
     shares_examples = False
 
     def __init__(self, architecture: Architecture, store: ParameterStore, communicator: Communicator, deal: Partition):
-        self._store, self._communicator, self._deal = store, communicator, deal
+        self._store, self._communicator, self.deal = store, communicator, deal
         self._architecture = architecture
         numbers = range(communicator.rank, deal.ranks, communicator.size)
         self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks])
@@ -114,7 +114,7 @@ class SharedBlocks:
         return flat.view(outputs.shape)
 
     def _take_weights(self) -> None:
-        store, deal, parameters = self._store, self._deal, self._architecture.parameters
+        store, deal, parameters = self._store, self.deal, self._architecture.parameters
         for first in range(0, deal.ranks, self._communicator.size):
             numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
             units = {name: tuple(parts[number] for number in numbers) for name, parts in deal.units.items()}

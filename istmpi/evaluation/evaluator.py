@@ -17,7 +17,7 @@ from istmpi.cost.calibration import evaluation_share
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
-from istmpi.engine.layout import Layout
+from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
@@ -91,7 +91,8 @@ class Evaluator:
         self.network: FullNetwork | SharedBlocks = FullNetwork(
             architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units
         )
-        self.merged, self.form = self.network, "merged"
+        self._merged, self.form = self.network, "merged"
+        self._blocks: SharedBlocks | None = None
 
     @property
     def share(self) -> float:
@@ -109,16 +110,19 @@ class Evaluator:
         self.network.release()
         return score
 
-    def arrange(self, deal: Layout, form: str | None = None) -> None:
-        """Take a form in which a round's network is scored from now on, by default the run's. Collective."""
-        form = form or self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
-        self.network, self.form = self.merged, "merged"
+    @property
+    def form_of_run(self) -> str:
+        """The form in which the run's network is scored: merged, blocks, or best of both."""
+        return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
+
+    def arrange(self, deal: Partition, form: str) -> None:
+        """Score a round's network in this form from now on. Collective."""
+        self.network, self.form = self._merged, "merged"
         if not deal.units or form == "merged":
             return
-        networks = {
-            "merged": self.merged,
-            "blocks": SharedBlocks(self._architecture, self._store, self._communicator, deal),
-        }
+        if self._blocks is None or self._blocks.deal.digest != deal.digest:
+            self._blocks = SharedBlocks(self._architecture, self._store, self._communicator, deal)
+        networks = {"merged": self._merged, "blocks": self._blocks}
         if form == "best":
             split, rows = self._dataset.splits.get("validation"), None
             if split is None:

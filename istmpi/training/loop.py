@@ -120,11 +120,17 @@ class Training(Prepared):
             self.calibrated_after = self.rounds_done
             self._fit_scale()
             try:
-                self.evaluator.arrange(self.method.holders(max(self.rounds_done - 1, 0)))
+                self.arrange(max(self.rounds_done - 1, 0))
                 return self.evaluator.score(split)
             except DivergedError as error:
                 error.args = (f"{error} {self.position}; its weights are kept. Lower optimizer.lr.",)
                 raise
+
+    def arrange(self, number: int) -> None:
+        """Score the network in the run's form, where that depends on the deal of a round. Collective."""
+        form = self.evaluator.form_of_run
+        if form != "merged":
+            self.evaluator.arrange(self.method.holders(number), form)
 
     def _validate(self) -> Score:
         score = self.evaluate("validation")

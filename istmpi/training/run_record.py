@@ -208,7 +208,7 @@ def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork 
             with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
                 training.store.drop_slots(except_for=())
                 fill(checkpoint, training.store)
-            training.evaluator.arrange(training.method.holders(best.round - 1))
+            training.arrange(best.round - 1)
             score = training.evaluator.score()
     return BestNetwork(path, best.round, best.score, score)
 

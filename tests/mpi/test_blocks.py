@@ -121,7 +121,7 @@ def test_best_is_whichever_scores_better_on_the_validation_split(comm):
     scores = {}
     for form in ("merged", "blocks", "best"):
         training, progress = trained(comm, **ONCE, **validation, evaluate__form=form)
-        training.evaluator.arrange(training.method.holders(2))
+        training.arrange(2)
         scores[form] = training.evaluator.score("validation").score, progress[-1].score
     better = max("merged", "blocks", key=lambda form: scores[form][0])
     assert scores["best"] == scores[better]

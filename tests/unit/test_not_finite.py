@@ -90,7 +90,7 @@ def test_outputs_that_are_not_finite_on_one_rank_are_an_error_on_all():
     def program(comm):
         settings = {"model__name": f"{networks.__file__}:Convolutional", "model__channels": [7, 5], "model__hidden": 6}
         training = Training(own_run(**settings), comm)
-        training.evaluator.merged = OddOnOneRank(training.evaluator.merged, comm.rank)
+        training.evaluator.network = OddOnOneRank(training.evaluator.network, comm.rank)
         with pytest.raises(DivergedError) as diverged:
             training.evaluate()
         return diverged.value.everywhere
