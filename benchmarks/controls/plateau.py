@@ -23,7 +23,7 @@ from benchmarks import reporting
 from benchmarks.controls.identifiers import prepare as prepare_identifiers
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
-from benchmarks.processes import worker_processes
+from benchmarks.processes import run_cells
 from benchmarks.reporting import HERE, RESULTS, keep_cell, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -315,12 +315,7 @@ def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) ->
     """Run the cells that are not there, some at a time, until none is left or time is up."""
     if rows:
         prepare(rows[0].task, options.raw, options.cells)
-    end = time.perf_counter() + 60 * options.minutes
-    with worker_processes(options.processes) as processes:
-        while (todo := list(campaign.todo(rows))) and time.perf_counter() < end:
-            for done in [processes.submit(simulated, cell, options.cells, end) for cell in todo]:
-                if line := done.result():
-                    print(line, flush=True)
+    run_cells(lambda: campaign.todo(rows), simulated, options.cells, options.minutes, options.processes)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -26,7 +27,7 @@ from typing import Any
 from benchmarks import reporting
 from benchmarks.controls.picture import draw
 from benchmarks.controls.tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
-from benchmarks.processes import worker_processes
+from benchmarks.processes import run_cells
 from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -276,15 +277,8 @@ def main() -> None:
 def campaign(options: argparse.Namespace, task: Task, record: Record) -> None:
     """Run the cells that are not there: those that tune, then those of what was chosen."""
     task.prepare(options.raw, options.cells)
-    end = time.perf_counter() + 60 * options.minutes
-    with worker_processes() as processes:
-        while todo := list(plan(record, task, options.ranks, options.seeds)):
-            running = [processes.submit(simulated, cell, options.cells, end) for cell in todo]
-            for one in running:
-                if line := one.result():
-                    print(line, flush=True)
-            if time.perf_counter() >= end:
-                return
+    cells = partial(plan, record, task, options.ranks, options.seeds)
+    run_cells(cells, simulated, options.cells, options.minutes)
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:
