@@ -49,8 +49,8 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
     with communicator.agreed():
         if there:
             raise DataError(
-                f"{folder}: it has checkpoints, but none of them is valid on every rank. Let all ranks see them, "
-                f"remove them, or give another --out."
+                f"{folder}: no checkpoint in it is valid on every rank. Put it where all ranks see it, remove "
+                "its checkpoints, or give another --out."
             )
     return None
 

@@ -203,8 +203,8 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
         header.run.toml().encode()
     except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"run {header.run.name!a}: what is to be saved of it cannot be stored ({error}). Use texts of Unicode "
-            f"and numbers of 64 bits in its settings, its path, and its classes' names."
+            f"run {header.run.name!a}: its settings cannot be saved ({error}). Use Unicode text and 64-bit "
+            "numbers in settings, path and class names."
         ) from None
 
 
@@ -224,16 +224,16 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
 def read_version(file: h5py.File, path: Any) -> int:
     """Read the version of an open file's format; DataError for another format or version."""
     if _text(file.attrs.get("format", "")) != FORMAT:
-        raise DataError(f"{path}: an HDF5 file, but not a checkpoint of istmpi.")
+        raise DataError(f"{path} is an HDF5 file, but not a checkpoint of istmpi.")
     version = file.attrs.get("version", 0)
     if version not in READABLE:
         raise DataError(
-            f"{path}: a checkpoint of format version {shown(version)}; this istmpi reads versions "
+            f"{path} has format version {shown(version)}; this istmpi reads versions "
             f"{' and '.join(map(str, READABLE))}. Use the version of istmpi that wrote it, or a newer one."
         )
     if (CHECKSUM in file.attrs) != (version > 1):
         attribute = "no attribute" if version == 1 else "an attribute"
-        raise DataError(f"{path}: damaged: its format version is {shown(version)}, which has {attribute} {CHECKSUM}.")
+        raise DataError(f"{path} is damaged: its format version is {shown(version)}, which has {attribute} {CHECKSUM}.")
     return int(version)
 
 
@@ -244,7 +244,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
         if item.name in file.attrs:
             values[item.name] = _plain(file.attrs[item.name], item.name, path)
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise DataError(f"{path}: damaged: it has no attribute {item.name}.")
+            raise DataError(f"{path} is damaged: it has no attribute {item.name}.")
     try:
         values["run"] = Run.from_tree(values["run"], str(path))
     except ConfigError as error:
@@ -256,7 +256,7 @@ def read_header(file: h5py.File, path: Any) -> Header:
             values[name] = converted(values[name], hint, f"its attribute {name}")
     header, seed = Header(**values), file.attrs.get("seed")
     if seed != header.run.train.seed:
-        raise DataError(f"{path}: damaged: its seed is {shown(seed)}, its run's {header.run.train.seed}.")
+        raise DataError(f"{path} is damaged: its seed is {shown(seed)}, that of its run {header.run.train.seed}.")
     return header
 
 
@@ -267,9 +267,9 @@ def _plain(value: Any, name: str, path: Any) -> Any:
     try:
         tree = json.loads(_text(value))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: damaged: its attribute {name} is not readable JSON ({error}).") from None
+        raise DataError(f"{path} is damaged: its attribute {name} is not readable JSON ({error}).") from None
     if not isinstance(tree, dict):
-        raise DataError(f"{path}: damaged: its attribute {name} is no JSON object.")
+        raise DataError(f"{path} is damaged: its attribute {name} is not a JSON object.")
     return tree
 
 

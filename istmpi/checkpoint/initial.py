@@ -26,7 +26,7 @@ from istmpi.foreign import printable, reading
 from istmpi.models.architecture import Architecture
 from istmpi.optional import optional
 
-CURE = "Give a network.h5 of istmpi, .safetensors or a folder of them, or a state dict that torch.save wrote."
+CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."
 SHOWN = 6
 """The most names that a line lists."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -68,7 +68,7 @@ class _Safetensors(_File):
         library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not files:
-            raise ValueError("it is a folder without a file of .safetensors")
+            raise ValueError("it is a folder without .safetensors files")
         try:
             opened = [library.safe_open(file, "pt") for file in files]
         except library.SafetensorError as error:
@@ -88,12 +88,12 @@ class _StateDict(_File):
                 warnings.simplefilter("ignore")  # of a program, which is refused
                 tree = torch.load(path, map_location="cpu", weights_only=True)
         except IndexError:  # of its unpickler, on bytes that are no pickle
-            raise ValueError("it is no file of torch.save") from None
+            raise ValueError("it was not written by torch.save") from None
         except (pickle.UnpicklingError, RuntimeError) as error:
             if "weights_only" not in str(error):
                 raise
             code = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to run such code
-            why = f"it names code to run, {printable(code[1])}" if code else "it is no state dict of torch.save"
+            why = f"it would run code: {printable(code[1])}" if code else "it is not a state dict"
             raise ValueError(why) from None
         for name in _INSIDE:
             if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
@@ -102,7 +102,7 @@ class _StateDict(_File):
         tensors = {str(name): value for name, value in entries if isinstance(value, torch.Tensor)}
         self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if not self._tensors:
-            raise ValueError("it is no state dict: it has no tensors by name")
+            raise ValueError("it is not a state dict: it has no named tensors")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
@@ -130,9 +130,9 @@ class Fit:
         ]
         lines[0] += "weights."
         for what, names in (
-            ("of another shape, not taken", self.misshapen),
-            ("not in the file, as at any beginning", self.missing),
-            ("in the file alone", self.unused),
+            ("wrong shape, ignored", self.misshapen),
+            ("not in the file, initialized as usual", self.missing),
+            ("only in the file", self.unused),
         ):
             if names:
                 more = f", and {len(names) - SHOWN} more" * (len(names) > SHOWN)
@@ -202,7 +202,7 @@ def _matched(
     if not sources:
         why = " ".join(fit.lines[1:])
         raise ConfigError(
-            f"train.init = {str(path)!r}: nothing in it fits the network: {why} Give another, or --model."
+            f"train.init = {str(path)!r}: no parameter in it fits the network: {why} Give another, or --model."
         )
     return fit, sources
 
@@ -229,7 +229,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         raise DataError(
-            f"{subject} is {kind_of(path)}; it must be a file." if path.exists() else f"{subject} is not there."
+            f"{subject} is {kind_of(path)}; it must be a file." if path.exists() else f"{subject} does not exist."
         )
     if path.suffix in (".h5", ".hdf5"):
         with open_checkpoint(path) as checkpoint:

@@ -88,8 +88,8 @@ class Checkpoint:
             shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
             if (tensor.shape, tensor.pattern, tensor.dtype) != (shape, parameter.pattern, parameter.dtype):
                 raise DataError(
-                    f"{path}: damaged: {name} is {tensor.shape} {tensor.dtype} of ({tensor.pattern}); its run has "
-                    f"{shape} {parameter.dtype} of ({parameter.pattern})."
+                    f"{path} is damaged: {name} is {tensor.shape} {tensor.dtype} ({tensor.pattern}), but its "
+                    f"run has {shape} {parameter.dtype} ({parameter.pattern})."
                 )
         if self.version > 1 and not sealed(file):
             raise DataError(f"{path}: damaged: {next(self._misfits(), CHANGED)}.")
@@ -264,7 +264,7 @@ class Checkpoint:
     def _dataset(self, path: str) -> h5py.Dataset:
         dataset = dataset_at(self.file, path)
         if dataset is None:
-            raise DataError(f"{self.path}: damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}")
+            raise DataError(f"{self.path} is damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}")
         return dataset
 
 
@@ -274,9 +274,9 @@ def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
     path = Path(path)
     with _reading(path):
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file{_cure(path)}")
+            raise DataError(f"{path} does not exist{_cure(path)}")
         if not h5py.is_hdf5(path):
-            raise DataError(f"{path}: not a checkpoint, or its beginning is damaged: not an HDF5 file.")
+            raise DataError(f"{path} is not an HDF5 file: not a checkpoint, or damaged.")
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
         with _reading(path):
@@ -301,6 +301,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _cure(path: Path) -> str:
     if path.is_dir():
-        return f"; it is a folder. Name a file in it, or see: istmpi checkpoint ls {path}"
+        return f"; it is a folder. Give a file in it; list them: istmpi checkpoint ls {path}"
     beside = [entry.name for entry in path.parent.glob("*.h5")]
     return did_you_mean(path.name, beside) if beside else "."

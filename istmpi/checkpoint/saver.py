@@ -143,12 +143,12 @@ class Saver:
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
-            failure = f"rank {self._communicator.rank}: no thread for checkpoints ({error})"
+            failure = f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
         failures = list(filter(None, self._communicator.allgather(failure)))
         if failures:
             self.background = False
             self.close()
-            self._warn(f"{failures[0]}; training waits while they are written.")
+            self._warn(f"{failures[0]}; training waits for each checkpoint.")
 
     def _serve(self) -> None:
         while job := self._jobs.get():
@@ -167,9 +167,9 @@ class Saver:
             self._failures += 1
             last = self._failures >= self._settings.max_failures
             then = (
-                f"That was failure {self._failures} in a row."
+                f"Failures in a row: {self._failures}."
                 if last
-                else "The run continues; older ones are untouched."
+                else "The run continues; older checkpoints are untouched."
             )
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error

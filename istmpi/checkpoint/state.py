@@ -58,8 +58,8 @@ def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
             network.give(name, torch.from_numpy(tensor.rows()))
     if (there := checkpoint.header.frozen) and not isclose(there, network.frozen_digest, rel_tol=1e-4):
         raise ConfigError(
-            f"{checkpoint.path}: the frozen weights of {network.name} are others than in that run. Let its constructor "
-            f"make the same ones, as from the file that it read then."
+            f"{checkpoint.path}: the frozen weights of {network.name} differ from that run's. Make its "
+            "constructor create the same weights, for example from the same file."
         )
 
 
@@ -140,7 +140,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
-            raise DataError(f"{checkpoint.path}: it has no optimizer state {name}, which this run resumes with.")
+            raise DataError(f"{checkpoint.path}: it lacks optimizer state {name}, which this run needs.")
         rows = store.owners.rows(tensor.shape[0], store.rank)
         tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
 

@@ -33,7 +33,7 @@ def begin_with_function(
         with communicator.agreed():
             name, values = next(pairs, ("", None))
         if not (name := communicator.broadcast_from_root(name)):
-            return [f"begins with what {source} yields: {len(taken)} of {len(shapes_of(network))} parameters."]
+            return [f"initial weights from {source}: {len(taken)} of {len(shapes_of(network))} parameters."]
         taken.add(name)
         if name in network.frozen:
             frozen = network.frozen[name]
@@ -57,12 +57,10 @@ def _pairs(source: str, function: Yields | None, network: Architecture) -> Itera
                 if shapes.get(name) != values.shape or not values.isfinite().all():
                     raise ConfigError(
                         f"train.init = {source!r}: it yields {name} {tuple(values.shape)}; the network takes "
-                        f"{shapes.get(name, 'nothing of this name')}, of finite numbers."
+                        f"{shapes.get(name, 'nothing of this name')}, finite."
                     )
                 yield name, values.detach()
     except IstmpiError:
         raise
     except Exception as error:
-        raise DataError(
-            f"train.init = {source!r}: {short(error)}. It must yield pairs of a name and a tensor."
-        ) from error
+        raise DataError(f"train.init = {source!r}: {short(error)}. It must yield (name, tensor) pairs.") from error

@@ -19,14 +19,14 @@ from istmpi.methods import METHODS
 def files(folder: Path) -> list[Path]:
     """List the HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Give that of a run, or of its checkpoints.")
+        raise DataError(f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints.")
     try:
         places = [sorted(place.glob("*.h5"), key=lambda path: path.stem) for place in (folder / FOLDER, folder)]
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
     hdf5_files = [path for paths in places for path in paths if path.is_file()]
     if not hdf5_files:
-        raise DataError(f"{folder} has no checkpoints, nor has a folder {FOLDER} in it. Give the folder of a run.")
+        raise DataError(f"{folder} has no checkpoints, nor a folder {FOLDER}. Give a run's folder.")
     return hdf5_files
 
 

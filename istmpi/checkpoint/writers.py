@@ -33,8 +33,8 @@ def choose(wanted: str, communicator: Communicator) -> str:
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
-            "checkpoint.writer = 'mpio' needs an h5py that was built with MPI, which this one was not; README.md says "
-            "how to build it. Or use direct, which writes the same file."
+            "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). Or use direct, which "
+            "writes the same file."
         )
     return able[0] if wanted == "auto" else wanted
 

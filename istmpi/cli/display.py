@@ -192,7 +192,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         )
 
     def skipped(self, turn: Turn) -> None:
-        self._console.print(f"{turn.folder.name} is finished already", markup=False)
+        self._console.print(f"{turn.folder.name} is already finished", markup=False)
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
         self._stop_view()

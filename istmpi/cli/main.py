@@ -99,12 +99,12 @@ FOR_THE_LAUNCHER = 5.0
 EXIT_CODES = """\b
 Exit codes:
     0  done
-    1  an error of istmpi's own
-    2  input that cannot be used
+    1  an internal error of istmpi
+    2  invalid input
     3  the loss is no longer finite
-   74  a result cannot be written
-   75  stopped early and saved: train --resume auto continues
-   76  a rank was stuck, or its launcher gone: train --resume auto continues from the last checkpoint
+   74  a result could not be written
+   75  stopped early and saved; continue with train --resume auto
+   76  a rank or its launcher did not respond; continue from the last checkpoint with train --resume auto
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
@@ -119,7 +119,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 )
 @click.version_option(__version__, prog_name="istmpi")
 def istmpi() -> None:
-    """Independent Subnet Training over MPI: train a network across machines with a slow network between them."""
+    """Independent Subnet Training over MPI: train a network on machines with slow links between them."""
 
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
@@ -216,9 +216,9 @@ OPTIONS_OF_OLDER_VERSIONS = {
     "--reckon": "; the demo always predicts: leave it out.",
     "--csv": "; use --json.",
     "--writer": "; it is --set checkpoint.writer=NAME.",
-    "--plot": "; use --html, whose page has the pictures.",
+    "--plot": "; use --html, whose page has the plots.",
     "--profile": "; metrics.jsonl has each phase and rank.",
-    "--exit-threshold": "; predictions are those of the last exit.",
+    "--exit-threshold": "; predictions come from the last exit.",
 }
 
 
@@ -241,9 +241,7 @@ def _refusal_of_output(error: BaseException) -> OutputError | None:
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except OSError as refusal:
-        return OutputError(
-            f"the standard output cannot be written ({refusal.strerror}). Free space, or lead it elsewhere."
-        )
+        return OutputError(f"cannot write to standard output ({refusal.strerror}). Free space, or redirect it.")
     return None
 
 

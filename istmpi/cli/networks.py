@@ -92,8 +92,8 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
     if layers is not None:
         raise ConfigError(
-            f"--layers {layers} with {run.model.name}: it says the widths of an mlp. Give --data, and the widths of a "
-            f"network of your own by --set model.ARGUMENT=VALUE."
+            f"--layers {layers} with {run.model.name} gives the widths of an mlp. Use --data, and set the "
+            "widths of your network with --set model.ARGUMENT=VALUE."
         )
     return open_for_training(run.data, 0, run.train.seed)
 

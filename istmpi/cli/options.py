@@ -46,7 +46,7 @@ class _Range:
             limits = self._describe_range()
             self.fail(f"{value!r} must be {self.kind}{machine}{', ' * bool(limits)}{limits}.", param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number.", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
 
@@ -74,29 +74,29 @@ def bandwidth(option: str, text: str) -> float:
     """Bytes a second of ``2.5Gbit`` or ``300MB``."""
     units = _prefixed("bit", 1 / 8) | _prefixed("B")
     units |= {f"{unit}/s": factor for unit, factor in units.items()}
-    return _quantity(option, text, units, "a rate in bit or B a second, as 2.5Gbit")
+    return _quantity(option, text, units, "a rate per second in bit or B, such as 2.5Gbit")
 
 
 def latency(option: str, text: str) -> float:
     """Seconds of ``100us``."""
-    return _quantity(option, text, _SECONDS, "a time in s, ms, us or ns, as 100us")
+    return _quantity(option, text, _SECONDS, "a time in s, ms, us or ns, such as 100us")
 
 
 def speeds(option: str, text: str) -> tuple[float, ...]:
     """FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
     units = _PREFIXES | _prefixed("FLOP/s") | _prefixed("FLOPS")
-    expected = "FLOP/s with a prefix, as 250G, or one for each rank with commas"
+    expected = "FLOP/s with a prefix, such as 250G, or a comma-separated value for each rank"
     return tuple(_quantity(option, part, units, expected) for part in text.split(","))
 
 
 def memory(option: str, text: str) -> float:
     """Bytes of ``16GB`` or ``16GiB``."""
-    return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, as 16GB")
+    return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, such as 16GB")
 
 
 def ranks(option: str, text: str) -> list[int]:
     """Numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
-    expected = f"numbers of ranks from 1 to {MOST_RANKS}, as 1,2,4, or a range of powers of two, as 1..1024"
+    expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
     low, *_, high = _whole_numbers(option, text, "..", expected, MOST_RANKS)
@@ -106,12 +106,12 @@ def ranks(option: str, text: str) -> list[int]:
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
-    return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, as 3x32x32"))
+    return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, such as 3x32x32"))
 
 
 def widths(option: str, text: str) -> list[int]:
     """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
-    expected = "features, hidden widths and labels, as 1000-4000-4000-200"
+    expected = "features, hidden widths and labels, such as 1000-4000-4000-200"
     lengths = _whole_numbers(option, text, "-", expected)
     if len(lengths) < 3:
         raise _refused(option, text, expected)
@@ -173,5 +173,5 @@ def real(
 
 as_json = flag("--json", "Print JSON for other programs.")
 force = flag("--force", "Replace the file if it exists.")
-own_class = text("--model", "FILE.py:Class", "The class of your own network; its code is run.")
-calibrate_on = text("--calibrate-on", "DATA", "Data for calibration, where it is needed: those of CKPT's training.")
+own_class = text("--model", "FILE.py:Class", "The class of your network; its code is run.")
+calibrate_on = text("--calibrate-on", "DATA", "Training data of CKPT, for calibration if it needs any.")

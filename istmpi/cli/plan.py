@@ -31,7 +31,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of
 
-        begun = [f"begins with the weights that {run.train.init} yields."]
+        begun = [f"Initial weights from {run.train.init}."]
         if not is_function(run.train.init):
             begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
     figures = _figures(run, network, costs, alone) | {"sent_bytes": run_bytes(run, network, ranks, planned.smaller)}

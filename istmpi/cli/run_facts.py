@@ -34,18 +34,18 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
     if training.best:
         counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
     if changed := [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]:
-        changed = [f", training images changed at random ({', '.join(changed)})"]
+        changed = [f", training images randomly changed ({', '.join(changed)})"]
     steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
     if plan.spec.in_passes:
         passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
-        steps = f"{passes} over a rank's examples, {run.train.batch} at a time"
-    every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "none but at the end"
+        steps = f"{passes} over a rank's examples in batches of {run.train.batch}"
+    every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "final only"
     behind = ", in the background" * (saver.background and run.checkpoint.every > 0)
     facts = {
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
         "ranks": f"{ranks} on {counted(len(hosts), 'host')}: {some_hosts}"
-        + " (started without mpirun; mpirun -n P istmpi train uses P ranks)" * (ranks == 1),
+        + " (started without mpirun; use mpirun -n P istmpi train for P ranks)" * (ranks == 1),
         "compute": f"{training.device}, {counted(training.threads, 'thread')} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}{''.join(changed)}",
         "assumed": "; ".join(data.assumed),
@@ -71,7 +71,7 @@ def _evaluations(training: Training) -> str:
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"
-    return words + ", more than a tenth (evaluate.every, evaluate.examples make it less)" * (evaluator.share > SHARE)
+    return words + ", more than a tenth (reduce it with evaluate.every, evaluate.examples)" * (evaluator.share > SHARE)
 
 
 def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
@@ -103,8 +103,8 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
         else "",
         "slowest": str(summary.slowest or ""),
         "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
-        "time": f"{duration(elapsed)}{since} with evaluations and saving: {_phases(summary.seconds)}; "
-        f"before it {duration(loading)} of loading",
+        "time": f"{duration(elapsed)}{since} with evaluation and saving: {_phases(summary.seconds)}; loading took "
+        f"{duration(loading)}",
         "sent": f"{size(last.bytes)} by all ranks",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
@@ -116,7 +116,7 @@ def _scores(score: Score) -> str:
     exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
     bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
     more = "".join(f"  {name} {value:.4f}" for name, value in (score.more or {}).items())
-    form = " by the ranks' subnets side by side" * (score.form == "blocks")
+    form = " by the ranks' subnets, averaged" * (score.form == "blocks")
     return f"{score.score:.4f}{exits}{bits}{more}{form}"
 
 

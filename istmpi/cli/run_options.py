@@ -63,7 +63,7 @@ run_argument = click.argument("run", required=False)
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run, as `resolve` takes them."""
-    assigning = {"metavar": "A.B=VALUE", "help": "Any other setting: istmpi settings.", "multiple": True}
+    assigning = {"metavar": "A.B=VALUE", "help": "Any other setting (list: istmpi settings).", "multiple": True}
     command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
@@ -101,7 +101,7 @@ def resolve(
     changed = changes(assignments, options, loaded.model.name)
     for setting, option in (refused or {}).items():
         if setting in changed:
-            raise ConfigError(f"--set {setting}: this command sets it itself; use {option}.")
+            raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
     return loaded.override({"name": name, **changed} if run in shipped() and name else changed)
 
@@ -120,7 +120,7 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {assignment}: must be SECTION.KEY=VALUE, as in --set model.norm=layer.")
+            raise ConfigError(f"--set {assignment} must be SECTION.KEY=VALUE, such as model.norm=layer.")
         yield setting.strip(), value.strip()
 
 
@@ -136,7 +136,7 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
         return toml_value(listed)
     except ValueError:
         if listed.startswith("[") and not (setting == "method.shares" and any(map(str.isalpha, text))):
-            raise ConfigError(f"{option} {listed.strip('[]')}: must be numbers with commas between them.") from None
+            raise ConfigError(f"{option} {listed.strip('[]')} must be numbers separated by commas.") from None
         return text
 
 
@@ -167,11 +167,11 @@ def showing(command: Callable) -> Callable:
         "--progress",
         type=click.Choice(("bar", "lines", "none")),
         metavar="bar|lines|none",
-        help="How progress is shown.  [default: bar on a terminal, else lines]",
+        help="Progress display.  [default: bar on a terminal, otherwise lines]",
     )
-    @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and warnings.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors and warnings.")
     @click.option("-v", "--verbose", is_flag=True, help="Print a line for every round, with all figures.")
-    @flag("--json", "Print the outcome as JSON, all else on standard error.")
+    @flag("--json", "Print the result as JSON, other output to standard error.")
     @wraps(command)
     def shown(progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object) -> object:
         return command(shown=Showing(progress, quiet, verbose, as_json), **given)
@@ -184,11 +184,11 @@ def watching(command: Callable) -> Callable:
     logging = text(
         "--log",
         "NAME",
-        f"Also log each round with another program; may be given several times.  [{' | '.join(LOGGERS)}]",
+        f"Also log each round to another program; may be repeated.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
     )
-    help = "Save and stop that long before the SLURM job's time is up."
+    help = "Save and stop this long before the SLURM job's time limit."
     return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))
 
 

@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("folder")
 @as_json
 def ls(folder: str, as_json: bool) -> None:
-    """List the checkpoints in the FOLDER of a run, or of checkpoints, the oldest first."""
+    """List the checkpoints in FOLDER, a run's or one of checkpoints, oldest first."""
     from istmpi.checkpoint.summary import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))
@@ -39,7 +39,7 @@ def ls(folder: str, as_json: bool) -> None:
 @click.argument("path", metavar="CKPT")
 @as_json
 def show(path: str, as_json: bool) -> None:
-    """Show what CKPT holds: header, parameters and optimizer state."""
+    """Show the header, parameters and optimizer state of CKPT."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import contents
 
@@ -63,13 +63,13 @@ def show(path: str, as_json: bool) -> None:
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each CKPT, a file or a folder, and name what is damaged. Exit code 2 if anything is."""
+    """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if there is any."""
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.checkpoint.summary import files
 
     given = {path: files(path) if path.is_dir() else [path] for path in map(Path, paths)}
     listed = {file for path in given for file in given[path] if file != path}
-    unguarded = ", but for its attributes, which nothing guards (format version 1)"
+    unguarded = ", except its attributes, which have no checksums (format version 1)"
     verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Train one run with several methods and say what each needs to reach a score."""
+"""Train one run with several methods and compare what each needs to reach a score."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -15,7 +15,7 @@ from istmpi.cli.run_options import Showing, options, resolve, run_argument, watc
 @click.command("compare")
 @run_argument
 @text("--methods", "NAME,...", "Methods to compare.", default="ist,local-sgd,data-parallel")
-@whole("--repeats", "N", "Seeds to compare them on.", 1, 1000, default=1)
+@whole("--repeats", "N", "Seeds for each method.", 1, 1000, default=1)
 @comparing
 @watching
 @partial(options, without=("--method",))
@@ -30,15 +30,15 @@ def command(
     assignments: tuple[str, ...],
     **given: str | None,
 ) -> int:
-    """Train RUN with several methods and say what each needs to reach the same score.
+    """Train RUN with several methods and compare what each needs to reach the same score.
 
     \b
     mpirun -n 4 istmpi compare
     mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
 
-    In one job and in turns, from the same initial network, on the same batches, the clock stopped while evaluating.
-    The same command resumes a comparison that was stopped, and adds methods and repeats to one that is finished;
-    istmpi report shows it again. A method that fails does not stop the others: the exit code is then its own.
+    The methods run in turn in one job, with the same initial network and batches. Evaluation time does not count.
+    Repeating the command resumes a stopped comparison, or adds methods and repeats to a finished one;
+    istmpi report shows it again. A failed method does not stop the others; its exit code becomes the command's.
     """
     shown.begins("compares")
 

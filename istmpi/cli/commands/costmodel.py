@@ -1,4 +1,4 @@
-"""Say what a run will cost in bytes, FLOPs, memory and time, without training."""
+"""Predict a run's bytes, FLOPs, memory and time, without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,26 +34,26 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 @click.command("costmodel")
 @run_argument
 @planning
-@whole("--examples", "N", "Examples of an epoch.  [default: the data's]", 1)
-@whole("--row-features", "N", "xc with --layers: features of a row.", 1, default=FEATURES_IN_A_ROW)
-@whole("--nodes", "N", "gcn, sage with --layers: nodes of a batch.", 1, default=NODES)
+@whole("--examples", "N", "Examples in an epoch.  [default: from the data]", 1)
+@whole("--row-features", "N", "xc with --layers: features in a row.", 1, default=FEATURES_IN_A_ROW)
+@whole("--nodes", "N", "gcn, sage with --layers: nodes in a batch.", 1, default=NODES)
 @real("--degree", "N", "gcn, sage with --layers: neighbours of a node.", LEAST, MOST, default=DEGREE)
-@text("--ranks", "P,P,...", "Numbers of ranks, as 1,2,4, or 1..1024.  [default: 1..32]")
-@text("--compare", "NAME,...", f"What to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
-@text("--cluster", "NAME|FILE", "A preset or a file.", default="m5.2xlarge")
-@text("--bandwidth", "RATE", "A rank's rate in each direction: 2.5Gbit, 300MB.")
-@text("--latency", "TIME", "Time of a message: 100us.")
-@text("--flops", "RATE", "FLOP/s of a rank, or of each: 250G or 250G,250G,100G.")
+@text("--ranks", "P,P,...", "Numbers of ranks: 1,2,4 or 1..1024.  [default: 1..32]")
+@text("--compare", "NAME,...", f"Methods to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
+@text("--cluster", "NAME|FILE", "Cluster: a preset or a file.", default="m5.2xlarge")
+@text("--bandwidth", "RATE", "Bandwidth of a rank in each direction: 2.5Gbit, 300MB.")
+@text("--latency", "TIME", "Latency of a message: 100us.")
+@text("--flops", "RATE", "FLOP/s of every rank, or of each: 250G or 250G,250G,100G.")
 @text("--memory", "SIZE", "Memory of a rank: 16GB.")
 @click.option(
     "--advise",
     "advice",
     is_flag=True,
-    help="Method, ranks and local steps to take, and the links that methods need: four lines.",
+    help="Recommend method, ranks and local steps, and report the links that methods need.",
 )
 @whole("--most-ranks", "P", "For --advise.", 2, options.MOST_RANKS, default=8)
 @as_json
-@text("--plot", "FILE", "Draw the figures: .png, .svg or .pdf.")
+@text("--plot", "FILE", "Plot the figures to a .png, .svg or .pdf.")
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -70,7 +70,7 @@ def command(
     plot: str | None,
     **given: Any,
 ) -> None:
-    """Say what RUN will cost, as `istmpi train` would run it; without RUN, the paper's Figure 2.
+    """Predict the cost of RUN as `istmpi train` would run it; without RUN, the paper's Figure 2.
 
     \b
     istmpi costmodel
@@ -97,7 +97,7 @@ def command(
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
     if not rows:
-        raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Ask for fewer.")
+        raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Give fewer ranks.")
     if as_json:
         print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
     else:
@@ -154,7 +154,7 @@ def _ranks(text: str | None, scenario: Scenario) -> list[int]:
 
 def _title(scenario: Scenario) -> str:
     run, widths = scenario.run, scenario.architecture.outline
-    batch = "in all for data parallel, a rank for the others" if scenario.shared_batch else "a rank"
+    batch = "in total for data parallel, per rank for the others" if scenario.shared_batch else "a rank"
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
 
@@ -164,7 +164,7 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
     if scenario.shared_batch:
-        stdout.print("Without RUN this is the paper's network, not yours: istmpi costmodel RUN.", soft_wrap=True)
+        stdout.print("This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True)
     stdout.print(
         f"On {escape(cluster.name)}: {number(8 * link.bandwidth)}bit/s, {link.latency * 1e6:.4g} µs, {speed} a "
         f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",
@@ -178,12 +178,14 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
     yield (
-        "Received: one way, own elements included, and FLOPs with the first input gradient, as the paper counts. "
-        "Sent: what MPI is handed."
+        "Received counts as the paper does: one way, with a rank's own elements. FLOPs include the first "
+        "input gradient. Sent: bytes given to MPI."
     )
-    yield "Speed-up counts examples, not accuracy: with IST an example trains only the subnet that it meets."
+    yield "Speed-up counts examples, not accuracy: with IST an example trains only one subnet."
     if scenario.shared_batch:
-        yield "Data parallel divides the batch among the ranks, as the paper counts; of a RUN each takes it whole."
+        yield (
+            "Data parallel splits the batch among the ranks, as in the paper; in a RUN each rank takes a whole batch."
+        )
     if isinstance(scenario.run.method.shares, str):
         yield tables.CHANGING
     yield from _ends(scenario, methods, ranks)
@@ -195,4 +197,4 @@ def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
     for method in methods:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:
-            yield f"{method} ends at {limit} ranks: {scenario.narrowest(method)} has {limit} units."
+            yield f"{method} allows at most {limit} ranks: {scenario.narrowest(method)} has {limit} units."

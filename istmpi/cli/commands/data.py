@@ -10,15 +10,15 @@ from istmpi.cli.output import verify as verify_files
 
 @click.group("data")
 def command() -> None:
-    """Look at prepared data; needs neither MPI nor torch."""
+    """Verify prepared data; needs neither MPI nor torch."""
 
 
 @command.command("verify")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each FILE of istmpi prepare and name what is damaged. Exit code 2 if anything is."""
+    """Read every byte of each prepared FILE and report damage. Exit code 2 if there is any."""
     from istmpi.data.hdf5 import prepared_file
 
-    unguarded = " as far as can be seen: it has no checksums (format version 1); prepare it again to have them"
+    unguarded = ", but not checked: it has no checksums (format version 1); prepare it again to add them"
     verify_files([Path(path) for path in paths], prepared_file, unguarded, as_json=as_json)

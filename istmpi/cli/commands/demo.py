@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 METHODS = "ist,local-sgd,data-parallel"
 NETWORK = ("--hidden", "1024,1024", "--threads", "1")
 REMARK = (
-    "The built-in digits, a network of 1.1 million weights, every method with 10 local steps a round, none tuned. With "
-    "a fast network, or a small one to train, IST is no faster: it trains subnets and saves bytes."
+    "The built-in digits and a network of 1.1 million weights; 10 local steps a round, no method tuned. IST "
+    "gains nothing on a fast link or for a small network: it trains subnets and saves bytes."
 )
 LATENCY = 100e-6
 
 
 @click.command("demo")
 @whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
-@text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
-@real("--seconds", "S", "Training of each method.", 1, 600, default=15)
-@text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
+@text("--rate", "RATE,...", "Link rates to predict for.", default="10Mbit,50Mbit,250Mbit")
+@real("--seconds", "S", "Training time of each method.", 1, 600, default=15)
+@text("--out", "FOLDER", "Folder for runs and report.", default="runs/demo")
 def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
-    It starts mpirun by itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
+    It starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
     (istmpi costmodel) predicts the seconds over links of each RATE.
     """
     rank, others = launched()
     if rank > 0:
         sys.exit(ConfigError.exit_code)
     if others > 1:
-        raise ConfigError("istmpi demo starts its ranks itself: call it without mpirun.")
+        raise ConfigError("istmpi demo starts its ranks itself: run it without mpirun.")
     if shutil.which("mpirun") is None:
-        raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
+        raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI or load its module; see istmpi doctor.")
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
     stdout, folder = console(soft_wrap=True), Path(out)
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
@@ -58,7 +58,7 @@ def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     with stdout.status("measuring this machine"):
         _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
     _predict(folder, cluster, ranks, rates, stdout)
-    stdout.print(f"\nits page: {folder / 'report.html'}; more of it: istmpi costmodel --advise", markup=False)
+    stdout.print(f"\nReport: {folder / 'report.html'}. Advice for your links: istmpi costmodel --advise", markup=False)
 
 
 def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
@@ -85,8 +85,8 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
     stdout.print(times)
     stdout.print(
-        f"These seconds are predicted, not measured: the rounds were trained here, and the time of a round is what the "
-        f"cost model says for this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
+        "These seconds are predicted. The rounds were trained here; the cost model predicts a round's time "
+        f"from this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
         markup=False,
     )
 
@@ -98,4 +98,4 @@ def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
     command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
     code = subprocess.run(command, env={**allowed, **mapping, **os.environ}, stdout=stdout).returncode
     if code:
-        raise IstmpiError(f"{shlex.join(command)} ended with exit code {code}; what it said is above.")
+        raise IstmpiError(f"{shlex.join(command)} failed with exit code {code}; see its output above.")

@@ -1,4 +1,4 @@
-"""Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints."""
+"""Check MPI, hosts, cores, network, GPUs and the folder for checkpoints."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@text("--folder", "FOLDER", "The folder for checkpoints; a write test is done there.", default=".")
+@text("--folder", "FOLDER", "The folder for checkpoints, for a write test.", default=".")
 @as_json
-@flag("--meet", "Only see whether all ranks meet: prints how many, and the library.")
-@real("--patience", "SECONDS", "Time to wait for a rank that says nothing.", 1, 86400, default=20)
+@flag("--meet", "Only check that all ranks start together; print their number and the MPI library.")
+@real("--patience", "SECONDS", "Time to wait for a silent rank.", 1, 86400, default=20)
 def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
-    """Look at MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
+    """Check MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
 
     \b
     istmpi doctor
     mpirun -n 8 istmpi doctor --folder /scratch/me
 
-    Green is good, yellow works but costs, red does not work; the exit code is 1 where anything is red.
+    Green works, yellow works but slowly, red fails; the exit code is 1 if anything is red.
     """
     if meet:
         from istmpi import comm

@@ -14,25 +14,25 @@ from istmpi.foreign import printable
 
 @click.command("evaluate")
 @click.argument("path", metavar="CKPT")
-@text("--data", "FILE", "A prepared .h5, an .npz, or digits.  [default: the run's own]")
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The examples to score.")
+@text("--data", "FILE", "A prepared .h5, an .npz, or digits.  [default: the run's data]")
+@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split to score.")
 @flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
 @own_class
 @as_json
 def command(path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool) -> None:
-    """Score the network in CKPT: its loss and its accuracy, or its mean absolute error, on a whole split.
+    """Score the network in CKPT on a whole split: its loss, and its accuracy or mean absolute error.
 
     \b
     istmpi evaluate runs/digits/network.h5
     mpirun -n 4 istmpi evaluate runs/speech/network.h5 --data other.h5
 
-    Each rank reads its rows of the weights; none has the network, unless it is one of your own.
+    Each rank reads only its rows of the weights; for a network of yours, each rank builds the whole network.
     """
     from istmpi.comm import HangWatch, world
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
-    watched = HangWatch(communicator, Comm().patience, Path(path).parent, note, cure="The same command evaluates anew.")
+    watched = HangWatch(communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again.")
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model)
     score = result.score

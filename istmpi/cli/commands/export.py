@@ -13,11 +13,11 @@ from istmpi.units import size
 @click.command("export")
 @click.argument("path", metavar="CKPT")
 @click.option("--to", "form", required=True, metavar="FORM", help="safetensors, torch, onnx or npz.")
-@text("--out", "FILE", "The file to write.  [default: beside CKPT]")
+@text("--out", "FILE", "The file to write.  [default: next to CKPT]")
 @force
 @calibrate_on
 @own_class
-@flag("--changed-source", "Take the class though its source has changed since training.")
+@flag("--changed-source", "Use the class although its source has changed since training.")
 def command(
     path: str,
     form: str,
@@ -34,8 +34,8 @@ def command(
     istmpi export runs/digits/network.h5 --to safetensors --out digits.safetensors
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
-    Calibration and input normalisation go along as layers; a network of your own keeps its own names, for its
-    load_state_dict. torch writes a second file, .pt2, a program that needs no class. docs/formats.md says how
+    Calibration and input normalisation become layers; your network keeps its parameter names for
+    load_state_dict. The form torch has a second file, .pt2, a program that needs no class. See docs/formats.md for how
     to use the files.
     """
     if current_rank() > 0:

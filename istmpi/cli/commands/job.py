@@ -21,7 +21,7 @@ from istmpi.names import is_own
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-_TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"
+_TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"
 _NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
 
 _RUN = click.argument("run")
@@ -38,18 +38,20 @@ def command() -> None:
 @_OPTIONS
 @whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
 @text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
-@text("--partition", "NAME", "The option of sbatch.")
+@text("--partition", "NAME", "Partition, as for sbatch.")
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
-    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="What starts ranks; else the first that works."
+    "--launcher",
+    type=click.Choice(["pmix", "pmi2", "mpirun"]),
+    help="Launcher of the ranks; by default the first that works.",
 )
 @text("--interface", "NAME", "Network interface between the nodes.")
-@text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
-@flag("--stage-venv", "Copy the virtual environment there, too.")
-@whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-@whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0)
+@text("--stage", "FILE", "Copy FILE to each node's local disk first.", multiple=True)
+@flag("--stage-venv", "Copy the virtual environment there as well.")
+@whole("--restarts", "N", "Times to queue the job again.", 0, 1000, default=20)
+@whole("--relaunch", "N", "Times to resume inside the job without lost nodes (3; not with --compare).", 0)
 def slurm(
     run: str,
     options: tuple[str, ...],
@@ -65,18 +67,18 @@ def slurm(
     relaunch: int | None,
     **given: str | None,
 ) -> None:
-    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
+    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, follow --.
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
     """
     if relaunch and compare:
-        raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
+        raise click.UsageError("--relaunch may change the number of ranks, so it does not go with --compare.")
     if relaunch is None and not compare:
         relaunch = 3
     for file in stage:
         if not Path(file).is_file():
-            raise ConfigError(f"--stage {file}: there is no such file.")
+            raise ConfigError(f"--stage {file} does not exist.")
     settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
     if gpus:
         settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
@@ -99,14 +101,14 @@ def slurm(
 @_RUN
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
-@text("--type", "TYPE", "Type of the instances.", default="m5.2xlarge")
-@flag("--spot", "Use spot instances: cheaper, but they may be taken back; the run is then resumed on others.")
-@text("--region", "NAME", "Region of AWS; else the one of its command line.")
-@text("--key", "NAME", "The key pair to log in with; else $KEY when the script runs.")
-@text("--ssh-from", "CIDR", "Who may log in, as 203.0.113.7/32; else $SSH_FROM.")
+@text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
+@flag("--spot", "Use spot instances: cheaper, but AWS may reclaim them; the run then resumes on others.")
+@text("--region", "NAME", "AWS region; by default that of the AWS command line.")
+@text("--key", "NAME", "Key pair to log in with; by default $KEY when the script runs.")
+@text("--ssh-from", "CIDR", "Addresses that may log in, such as 203.0.113.7/32; by default $SSH_FROM.")
 @flag("--yes-open", "Allow --ssh-from more addresses than a /16.")
-@whole("--hours", "N", "Hours after which they end by themselves.", 1, 720, default=24)
-@text("--package", "REQUIREMENT", "Requirement that pip installs there: a version, or an address of git.")
+@whole("--hours", "N", "Hours after which the instances terminate themselves.", 1, 720, default=24)
+@text("--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address.")
 def ec2(
     run: str,
     options: tuple[str, ...],
@@ -124,18 +126,16 @@ def ec2(
 
     \b
     istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
-    bash speech.sh        # says what it costs, and asks
+    bash speech.sh        # prints the cost, and asks
 
-    Options of istmpi train go behind --. A run file and a data file of this machine are sent along.
+    Options of istmpi train follow --. A run file and a data file of this machine are sent along.
     """
     from istmpi.record import home
 
     resolved = check((run, *options), instances)
     out, data = home(resolved.output.folder, resolved.name), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
-        raise ConfigError(
-            f"--out {out}: on EC2 a run's folder lies below /shared; name it without .. and no / in front."
-        )
+        raise ConfigError(f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without ..")
     arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
         arguments, send = (*arguments, "--data", data), [*send, "--send", data]
@@ -155,11 +155,11 @@ def ec2(
 
 @command.command("folder")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@whole("--ranks", "P", "Ranks that shall train.", 1, MOST_RANKS, default=1)
+@whole("--ranks", "P", "Ranks of the run.", 1, MOST_RANKS, default=1)
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
-    """Check a run as istmpi train would on P ranks, and print its folder: istmpi job folder -- RUN [options].
+    """Check a run as istmpi train would on P ranks and print its folder: istmpi job folder -- RUN [options].
 
-    Job scripts ask this before they start anything.
+    Job scripts call this before they start anything.
     """
     from istmpi.record import home
 
@@ -215,7 +215,7 @@ def _print_script(
     text = _MARK.sub(lambda _: "\n".join(lines), text, count=1)
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
-            raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")
+            raise ConfigError(f"the script would contain a line that cannot be printed: {line}. Give another name.")
     click.echo(text, nl=False)
 
 

@@ -12,7 +12,7 @@ from istmpi.cli.run_options import planning, resolve, run_argument
 @run_argument
 @planning
 @as_json
-@text("--out", "FILE", "The file for the figures.", default="cluster.json")
+@text("--out", "FILE", "File for the results.", default="cluster.json")
 def command(
     run: str | None, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Say which widths of your own network can be dealt out, and prove it."""
+"""Report which widths of your network can be dealt out, with proof."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @click.command("model")
 @click.argument("network", metavar="NET")
-@text("--data", "DATA", "Data whose shape and outputs the network is for.  [default: digits]")
-@text("--shape", "NxN...", "In place of data: the shape of an example, as 3x32x32.")
-@whole("--outputs", "N", "With --shape: classes, or numbers to predict.", 1)
-@flag("--tokens", "With --shape: examples are windows of tokens, of so many outputs.")
-@text("--ranks", "P,P,...", "Numbers of ranks to count each rank's part for.", default="2,4,8")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument, as model.hidden=512.")
+@text("--data", "DATA", "Data that set the network's input shape and outputs.  [default: digits]")
+@text("--shape", "NxN...", "Shape of an example, instead of data: 3x32x32.")
+@whole("--outputs", "N", "Classes, or numbers to predict, for --shape.", 1)
+@flag("--tokens", "Vocabulary size, for --shape: examples are windows of tokens.")
+@text("--ranks", "P,P,...", "Numbers of ranks to report a rank's part for.", default="2,4,8")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument: model.hidden=512.")
 @as_json
 def command(
     network: str,
@@ -41,22 +41,22 @@ def command(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say which widths of NET, a torch.nn.Module named FILE.py:Class or package.module:Class, can be dealt out.
+    """Report which widths of NET, a torch.nn.Module (FILE.py:Class or package.module:Class), can be dealt out.
 
     \b
     istmpi model mynet.py:Net --data mine.h5
     istmpi model mynet.py:Net --shape 3x32x32 --outputs 10 --set model.channels=128
 
-    The integers among the arguments of its constructor are its widths; `shape`, `features` and `outputs` are filled in.
-    Each width is doubled, to see which axes of which parameters go with it, and proved: its units are permuted, which
-    must leave the outputs as they were. Then come its products with their FLOPs for an example, and what each of P
-    ranks would train. The code of NET is run.
+    The integer arguments of its constructor are its widths; `shape`, `features` and `outputs` are filled in.
+    Each width is doubled to find the parameter axes that depend on it, and proved: its units are permuted, which
+    must leave the outputs unchanged. Next come its products with their FLOPs for an example, and what each of P
+    ranks would train. This command runs the code of NET.
     """
     counts = options.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
         raise click.UsageError("give --data, or both --shape and --outputs.")
     if tokens and shape is None:
-        raise click.UsageError("--tokens goes with --shape; data tell what they are.")
+        raise click.UsageError("--tokens needs --shape; with data, leave it out.")
     task = NEXT_TOKEN if tokens else CLASSIFICATION
     if shape is None:
         from istmpi.data.sources import open_dataset
@@ -147,7 +147,7 @@ def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
     for name, value in assigned(assignments):
         section, _, argument = name.partition(".")
         if section != "model":
-            raise ConfigError(f"--set {name}: only arguments of the network can be set here, as model.hidden=512.")
+            raise ConfigError(f"--set {name}: only arguments of the network can be set here, such as model.hidden=512.")
         try:
             arguments[argument] = toml_value(value)
         except ValueError:

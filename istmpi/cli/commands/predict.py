@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="CKPT")
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
-@click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network, too.")
-@whole("--top", "K", "Several labels: so many of each example.  [default: xc 5, else those likelier than not]", 1)
-@whole("--tokens", "N", "text: at most so many more.  [default: 200]", 1)
-@real("--temperature", "T", "text: divides the logits; 0 takes the likeliest token.  [default: 1]", 0)
-@whole("--seed", "N", "text: the seed.  [default: 0]", 0)
+@click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network as well.")
+@whole("--top", "K", "Several labels: number to print for each example.  [default: xc 5, otherwise those above 50%]", 1)
+@whole("--tokens", "N", "text: largest number of new tokens.  [default: 200]", 1)
+@real("--temperature", "T", "text: divisor of the logits; 0 picks the likeliest token.  [default: 1]", 0)
+@whole("--seed", "N", "text: seed.  [default: 0]", 0)
 @flag("--json", "text: print JSON for other programs.")
-@text("--out", "FILE", "The file to write, complete or not at all.  [default: standard output]")
+@text("--out", "FILE", "The file to write, atomically.  [default: standard output]")
 @force
 @click.option(
-    "--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split, of data with splits."
+    "--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split, for data with splits."
 )
-@text("--label", "COLUMN", "csv: skip this column, a name or a number from 0.")
-@text("--header", "yes|no", "csv: line 1 has names.  [default: as in training]", type=YesOrNo())
-@text("--delimiter", "CHARACTER", "csv: also tab.  [default: as in training]")
-@flag("--resize", "images: resize their middle to the size of the training data.")
+@text("--label", "COLUMN", "csv: skip this column, a name or a number counted from 0.")
+@text("--header", "yes|no", "csv: line 1 is a header.  [default: as in training]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: delimiter, or tab.  [default: as in training]")
+@flag("--resize", "images: resize the largest central square to the size of the training data.")
 @calibrate_on
 @own_class
 def command(
@@ -68,20 +68,20 @@ def command(
 
     \b
     INPUT is one of
-      FILE.csv                   a row of numbers an example, the columns named as in training
+      FILE.csv                   a row of numbers for each example, columns named as in training
       FILE.npy, FILE.npz         an array x [examples, ...]
       FILE.wav, FOLDER, .tar     for a network trained on speech
       FILE.png, FOLDER, .tar     for a network trained on images
       FILE.h5                    prepared data
-      FILE.txt, .svm             sparse rows, for a network trained on such (xc)
-      GRAPH.h5                   a prepared graph, for a network trained on one
-      digits                     the data that come with istmpi
+      FILE.txt, .svm             sparse rows, for a network trained on sparse rows (xc)
+      GRAPH.h5                   a prepared graph, for a network trained on a graph
+      digits                     the built-in data
       FILE.txt, any name, or -   a prompt, for a network trained on text
 
-    Features are made as istmpi prepare made those of the training data.
-    A sparse row has the labels that are ranked first, with their odds; other examples with several labels have those
-    that are likelier than not. A graph has a line for every node.
-    A prompt is continued, token by token, until the network ends the document; the text is printed as it comes.
+    Features are computed as istmpi prepare computed them for the training data.
+    A sparse row gets the labels that rank first, with their odds; other examples with several labels get those
+    above 50%. A graph gets a line for every node.
+    A prompt is continued token by token until the network ends the document; text is printed as it is generated.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
@@ -112,7 +112,7 @@ def command(
         refused |= {"--resize": resize or None, "--outputs": None if of_nodes else all_outputs or None}
     for option, value in refused.items():
         if value is not None:
-            raise ConfigError(f"{option} does not go with {path}, a network for {data.task}. Leave it out.")
+            raise ConfigError(f"{option} does not go with {path}, a {data.task} network. Leave it out.")
     if network.note:
         note(f"{network.note}.")
     if tokenizer:
@@ -162,7 +162,7 @@ def _continued(
 
 
 def _note_skipped(name: str, reason: str) -> None:
-    note(f"{name} is passed over: it cannot be read ({reason}).")
+    note(f"{name} is skipped: it cannot be read ({reason}).")
 
 
 def _print(text: Iterable[str]) -> None:

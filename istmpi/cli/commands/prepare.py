@@ -27,32 +27,39 @@ NAMED = 12
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@whole("--size", "N", "images: resize the largest square in the middle of each to N x N pixels.")
-@text("--label", "COLUMN", "csv: the column of labels, name or number from 0.  [default: last]")
-@text("--task", "TASK", "csv, arrays: classification, regression; arrays: multi-label.  [default: by the labels]")
-@text("--header", "yes|no", "csv: line 1 has names.  [default: as it seems]", type=YesOrNo())
-@text("--delimiter", "CHARACTER", "csv: also tab.  [default: comma, semicolon or tab]")
-@text("--channels", "first|last", "arrays: the place of channels in images [n, ., ., .].  [default: first]")
+@whole("--size", "N", "images: resize the largest central square to N x N pixels.")
+@text("--label", "COLUMN", "csv: the column of labels, a name or a number counted from 0.  [default: last]")
+@text(
+    "--task",
+    "TASK",
+    "csv, arrays: classification, regression or (arrays) multi-label.  [default: guessed]",
+)
+@text("--header", "yes|no", "csv: line 1 is a header.  [default: guessed]", type=YesOrNo())
+@text("--delimiter", "CHARACTER", "csv: delimiter, or tab.  [default: comma, semicolon or tab]")
+@text("--channels", "first|last", "arrays: position of channels in images [n, ., ., .].  [default: first]")
 @text("--tokenizer", "bytes|FILE.json", "text: the tokenizer.  [default: bytes]")
-@text("--key", "KEY", "text: the key of the text in a line of .jsonl.  [default: text]")
+@text("--key", "KEY", "text: key of the text in a .jsonl line.  [default: text]")
 @whole(
     "--counted-from",
     "0|1",
-    "xc: the number of the first feature in rows without a header.  [default: 0 if it occurs, else 1]",
+    "xc: number of the first feature in rows without a header.  [default: 0 if it occurs, otherwise 1]",
     0,
     1,
 )
-@whole("--clusters", "N", "graph: cut it into N parts with METIS, for batches of these.")
+@whole("--clusters", "N", "graph: cut it into N clusters with METIS, for batches of clusters.")
 @click.option(
-    "--directed", is_flag=True, default=None, help="graph: a node gets values from the sources of its edges alone."
+    "--directed",
+    is_flag=True,
+    default=None,
+    help="graph: directed edges; values flow from source to target.",
 )
 @text(
     "--normalise",
     "HOW",
-    "graph: features by rows (their sum is 1), columns (mean 0, deviation 1) or none.  [default: rows of a "
-    "sparse matrix, else columns]",
+    "graph: normalise features by rows (sum 1), columns (mean 0, deviation 1) or none.  [default: sparse "
+    "rows, dense columns]",
 )
-@real("--max-bad", "SHARE", "Share of files that may be unreadable.", default=0.01)
+@real("--max-bad", "SHARE", "Fraction of files that may be unreadable.", default=0.01)
 @force
 @as_json
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:
@@ -65,7 +72,7 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
       idx      the MNIST family
       arrays   .npz or .npy with x_train, y_train, x_test, y_test
       csv      a table of numbers with a column of labels
-      text     files of text, .jsonl with a document a line, .gz
+      text     text files, .jsonl with a document per line, .gz
       xc       sparse rows with labels: Extreme Classification Repository, svmlight
       graph    nodes with features and labels: .npz, Planetoid, the files of PyG and OGB
     """

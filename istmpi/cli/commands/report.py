@@ -20,7 +20,7 @@ WIDTH_OF_A_LOG = 200
 
 
 def comparing(command: Callable) -> Callable:
-    help = "Scores to reach.  [default: the best that all runs reach, and with 25% and 50% more error]"
+    help = "Scores to reach.  [default: the best score that all runs reach, and those with 25% and 50% more error]"
     return text("--targets", "SCORE,...", help)(command)
 
 
@@ -28,16 +28,16 @@ def comparing(command: Callable) -> Callable:
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
 @comparing
 @as_json
-@text("--html", "FILE", "Write the figures, with pictures, as one HTML file.")
+@text("--html", "FILE", "Write tables and plots as one HTML file.")
 def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: str | None) -> None:
-    """Compare finished runs: what each method needed to reach the same score.
+    """Compare what the methods of finished runs needed to reach the same score.
 
     \b
     istmpi report runs/compare-digits --html digits.html
     istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75
 
-    DIR is the folder of a run or of a comparison, or any folder of runs. Repeats of a method make one column; runs that
-    differ in settings do not. All must be on the same data. Runs that cannot be read are named and left out.
+    DIR is the folder of a run or a comparison, or any folder of runs. Repeats of a method form one column; runs that
+    differ in settings do not. Runs must use the same data. Unreadable runs are listed and left out.
     """
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
@@ -55,7 +55,7 @@ def as_targets(text: str | None) -> list[float]:
     try:
         return [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:
-        raise ConfigError(f"--targets {text}: must be numbers with commas between them, as 0.63,0.69.") from None
+        raise ConfigError(f"--targets {text} must be numbers separated by commas, such as 0.63,0.69.") from None
 
 
 def print_comparison(comparison: Comparison) -> None:

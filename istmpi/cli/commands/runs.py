@@ -11,7 +11,7 @@ from istmpi.config import SHIPPED, shipped
 @click.command("runs")
 @as_json
 def command(as_json: bool) -> None:
-    """List the runs that ship with istmpi: istmpi train NAME. What a run may say: istmpi settings."""
+    """List the runs that ship with istmpi, for istmpi train NAME. Their settings: istmpi settings."""
     files = {name: SHIPPED.joinpath(f"{name}.toml") for name in shipped()}
     first_lines = {name: file.read_text().splitlines()[0].lstrip("# ") for name, file in files.items()}
     if as_json:

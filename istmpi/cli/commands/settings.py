@@ -1,4 +1,4 @@
-"""List and describe all that a run file may say; a schema for editors."""
+"""List and describe the settings of a run file; print a schema for editors."""
 
 import json
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ def command(name: str | None, as_schema: bool, as_page: bool) -> None:
     istmpi settings transformer
     istmpi settings --schema > run.schema.json
 
-    A run file has them as SECTION and KEY, a command line as --set SECTION.KEY=VALUE.
+    A run file has them as keys in [SECTION], a command line as --set SECTION.KEY=VALUE.
     """
     if sum((bool(name), as_schema, as_page)) > 1:
-        raise click.UsageError("NAME, --schema and --markdown do not go with each other; give one.")
+        raise click.UsageError("NAME, --schema and --markdown exclude each other; give one.")
     if as_schema:
         click.echo(json.dumps(schema(), indent=1, ensure_ascii=False))
     elif as_page:
@@ -53,7 +53,7 @@ def _named(name: str) -> list[Setting]:
             return named
     every = dict.fromkeys(name_of(setting) for name_of in names_of for setting in settings if name_of(setting))
     near = did_you_mean(name, list(every))
-    raise ConfigError(f"no setting {name}{near if near.endswith('?') else '. All of them: istmpi settings'}")
+    raise ConfigError(f"no setting {name}{near if near.endswith('?') else '. List all: istmpi settings'}")
 
 
 def _list(settings: Sequence[Setting]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @whole("--ranks", "P", "Simulated ranks.", 1, 10_000, default=4)
 @whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
 @whole("--schedules", "N", "Try the seeds SEED (0) to SEED+N-1; print findings.", 1, 100_000)
-@text("--resume", "auto|PATH", "As of istmpi train.", default="")
+@text("--resume", "auto|PATH", "Same as for istmpi train.", default="")
 @showing
 def command(
     run: str | None,
@@ -36,23 +36,23 @@ def command(
     shown: Showing,
     **given: str | None,
 ) -> None:
-    """Train RUN, as for istmpi train, on P simulated ranks: they take turns in this process, without MPI or a launcher.
+    """Train RUN, as for istmpi train, on P simulated ranks that take turns in this process, without MPI or a launcher.
 
     \b
     istmpi simulate --ranks 64
     istmpi simulate my.toml --ranks 3 --faults 7
     istmpi simulate my.toml --ranks 3 --schedules 100
 
-    Without --faults the result is that of mpirun -n P, bit for bit. A seed draws how long calls and messages take, and
-    in which order messages arrive where MPI leaves that open; perhaps a rank that stands still, is slow, or is lost,
-    which ends the job with exit code 137.
+    The result is that of mpirun -n P, bit for bit, except with --faults. Its seed draws times of calls,
+    the order of messages where MPI leaves it open. It may also stop, slow down or kill a rank; a killed rank
+    ends the job with exit code 137.
 
-    With --schedules N nothing is written: each schedule must end, with the bits of the undisturbed run; one with a lost
-    rank is resumed and must come to its weights. Exit code 1 where any does not.
+    --schedules N writes no files. Each schedule must end with the bits of the undisturbed run; one with a killed
+    rank is resumed and must reach the same weights. Exit code 1 if any does not.
     """
     others = {"--resume": resume, "--progress": shown.progress, "-v": shown.verbose, "--json": shown.as_json}
     if schedules and (other := next((option for option, value in others.items() if value), "")):
-        raise click.UsageError(f"{other} does not go with --schedules, which tells findings alone.")
+        raise click.UsageError(f"{other} does not go with --schedules, which prints only findings.")
     resolved = resolve(run, assignments, given)
     if schedules:
         _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), shown.quiet)
@@ -72,7 +72,7 @@ def command(
     with TrainingDisplay(shown) as display:
         outcome = simulated_training(resolved, ranks, befalls, display, resume)
     tell(
-        f"simulated  {sum(outcome.calls):,} calls of MPI, {outcome.messages['messages']:,} messages, "
+        f"simulated  {sum(outcome.calls):,} MPI calls, {outcome.messages['messages']:,} messages, "
         f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
     )
     happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
@@ -98,6 +98,6 @@ def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
         )
     if findings:
         raise SimulationError(
-            f"{findings} of {len(seeds)} schedules did not come to the undisturbed run's result. "
-            f"Repeat one with --schedules 1 --faults SEED."
+            f"{findings} of {len(seeds)} schedules differ from the undisturbed run. Repeat one with "
+            "--schedules 1 --faults SEED."
         )

@@ -14,11 +14,11 @@ from istmpi.record import SETTINGS, home, run_of
 @click.command("train")
 @run_argument
 @options
-@flag("--sync-checkpoints", "Wait until a checkpoint is on the disk.")
-@text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's own folder (auto).", default="")
+@flag("--sync-checkpoints", "Wait until each checkpoint is on disk.")
+@text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's folder (auto).", default="")
 @watching
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
-@whole("--ranks", "P", "Ranks to plan for, with --dry-run.", 1, MOST_RANKS)
+@whole("--ranks", "P", "Number of ranks for --dry-run.", 1, MOST_RANKS)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
 
-    Without RUN that is digits, or with --resume FOLDER the run of that folder. The run of a folder is resumed where it
-    was stopped. What neither RUN nor the command line sets has the default below.
+    The default is digits, or with --resume FOLDER the run of that folder. A folder's run resumes where it
+    stopped. Settings that neither RUN nor the command line gives have the defaults below.
 
     \b
     mpirun -n 4 istmpi train
@@ -43,21 +43,21 @@ def command(
     mpirun -n 8 istmpi train runs/speech
     mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
 
-    SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop it, exit code 75; --resume auto
-    continues from there, on any number of ranks.
+    SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop the run with exit code 75.
+    Continue on any number of ranks with --resume auto.
 
     \b
-    deal        who trains which units in a round; every rank draws the same
-    group       units that are dealt out together: mostly those of a layer
+    deal        the ranks' units of a round, drawn alike on every rank
+    group       units that are dealt out together, usually those of a layer
     subnet      the part of the network that a rank trains in a round
-    local step  a step of the optimizer on one rank, without the others
-    round       local steps of all ranks, and what they send each other then
+    local step  an optimizer step on one rank, without communication
+    round       local steps of all ranks, and the exchange that follows
     pull, push  weights to the ranks that train them, and back to their owners
     hop         weights straight to the ranks that train them next
-    redeal      the fraction of a group's units that change their rank
+    redeal      the fraction of a group's units that change rank in a round
     """
     if ranks is not None and not dry_run:
-        raise click.UsageError("--ranks goes with --dry-run; to train on P ranks use mpirun -n P.")
+        raise click.UsageError("--ranks needs --dry-run; to train on P ranks use mpirun -n P.")
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
