@@ -64,16 +64,16 @@ def _watch(here: threading.Event) -> None:
         if len(present) >= started:
             complete = now
         if now - complete > GONE_AFTER:
-            what = f"{started} ranks were started on {socket.gethostname()}, and {started - len(present)} left again"
+            what = f"{started} ranks were started on {socket.gethostname()}, but {started - len(present)} left"
         elif now - began > LONGEST_WAIT:
-            what = f"{ranks} ranks were started, and not all of them came within {LONGEST_WAIT:g} s"
+            what = f"{ranks} ranks were started, but some did not arrive within {LONGEST_WAIT:g} s"
         else:
             continue
         claim = _claim_to_tell()
         if here.is_set():
             continue
         if claim:
-            cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI meet nobody."
+            cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI join no job."
             print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
             while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # the claim ends with it
                 time.sleep(0.1)
@@ -87,8 +87,8 @@ def watched() -> None:
 
 def _name(rank: int, process: int) -> None:
     print(
-        f"istmpi: rank {rank} on {socket.gethostname()} (process {process}) is waited for: its process is stopped "
-        f"(kill -CONT {process} wakes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
+        f"istmpi: waiting for rank {rank} on {socket.gethostname()} (process {process}): its process is "
+        f"stopped (kill -CONT {process} resumes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
         file=sys.stderr,
         flush=True,
     )
@@ -126,5 +126,5 @@ class LauncherWatch:
             if not any(member.rank < me.rank for member in neighbours):
                 gone = f"the launcher of rank {me.rank} on {me.host} (process {self._launcher[0]}) is gone"
                 with suppress(OSError):
-                    print(f"istmpi: {gone}, and the ranks of this host end. {cure}", file=sys.stderr, flush=True)
+                    print(f"istmpi: {gone}; the ranks of this host end. {cure}", file=sys.stderr, flush=True)
             os._exit(StuckError.exit_code)

@@ -18,9 +18,9 @@ HASTE = 10.0
 """Seconds of the deadline at most, once a stop was asked for: who asks gives a job half a minute, often."""
 
 _STATES = {
-    "T": "its process is stopped (kill -CONT {process} wakes it)",
-    "t": "its process is held by a debugger",
-    "D": "its process waits for a disk or a device and does not answer",
+    "T": "its process is stopped (kill -CONT {process} resumes it)",
+    "t": "its process is stopped in a debugger",
+    "D": "its process waits for a disk or a device",
     "Z": "its process has ended",
     "": "its process has ended",
 }
@@ -90,13 +90,13 @@ class Missing:
         where = f"in {self.seen}"
         if self.why == "silent":
             held = _STATES.get(self.state, "").format(process=self.member.process)
-            held = held or "its process does not answer: stopped, or its host gone"
+            held = held or "its process does not answer: it is stopped, or its host is gone"
             return f"{held}; last seen {self.seen_ago:.0f} s ago {where}" if self.seen else f"{held}; not seen before"
         if self.why == "still":
-            return f"its process answers and has not got on for {self.since:.0f} s, {where}"
+            return f"its process answers but has made no progress for {self.since:.0f} s, {where}"
         if self.why == "slow":
-            return f"its process answers and is at one thing for {self.since:.0f} s, {where}"
-        return f"it waits for others, {where}"
+            return f"its process answers and has been busy for {self.since:.0f} s, {where}"
+        return f"it waits for other ranks, {where}"
 
 
 def deadline(patience: float, slowest_round: float) -> float:
@@ -149,11 +149,11 @@ def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float],
     phase, seconds = slowest
     remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
     then = f" The job ends at {ends:.0f} s if nothing changes." if ends and absent.why in ("silent", "still") else ""
-    return f"{absent.member} is waited for in {where} for {waited:.0f} s: {absent.condition}.{remark}{then}"
+    return f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}.{remark}{then}"
 
 
 def all_here(where: str, waited: float) -> str:
-    return f"all ranks are in {where} and answer, for {waited:.0f} s: what they send each other or write takes so long."
+    return f"all ranks answer and have been in {where} for {waited:.0f} s, sending or writing."
 
 
 def lines(
@@ -192,6 +192,5 @@ def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
     writer.start()
     writer.join(_SECONDS_TO_WRITE)
     if failed:
-        return f"Stacks cannot be written to {folder} ({failed[0]})."
-    ranks = ", ".join(map(str, sorted(by_rank)))
-    return f"What rank{'s' * (len(by_rank) > 1)} {ranks} did stands in {folder}."
+        return f"Stack traces cannot be written to {folder} ({failed[0]})."
+    return f"Stack traces: {folder}."

@@ -45,7 +45,7 @@ _LAST = 10.0
 _BY_FORCE = 10.0
 """Seconds after which a rank that knows of the end ends by itself."""
 
-WHILE_LOADING = "Nothing is trained yet: start the same command again."
+WHILE_LOADING = "Training had not begun: run the same command again."
 
 Seen = dict[int, tuple[Sighting, float]]
 """Each rank's last sighting, with its time, or in messages its age in seconds."""
@@ -79,7 +79,7 @@ class HangWatch:
         folder: Path,
         tell: Callable[[str], None] = _print,
         wished: Callable[[], str] = str,
-        cure: str = "The same command with --resume auto goes on from the last checkpoint.",
+        cure: str = "Continue from the last checkpoint with --resume auto.",
     ):
         self._communicator, self._where = communicator, communicator.whereabouts
         self._where.restart()
@@ -279,9 +279,9 @@ class HangWatch:
         while (seconds := time.monotonic() - began) < _BY_FORCE:
             if conductor == self._rank and (awaited <= self._stacks.keys() or seconds > _ANSWERS):
                 stop = self._wished()
-                asked = f", and a stop was asked for by {stop}" if stop else ""
+                asked = f" (stop requested by {stop})" if stop else ""
                 kept = report.keep_stacks(self._stacks, self._folder)
-                text = f"the job ends, for ranks wait for one that does not come{asked}: {reason}. {kept} {self._cure}"
+                text = f"aborting{asked}, a rank does not respond: {reason}. {kept} {self._cure}"
                 end_stuck_job(StuckError(text))
             if self._closing.wait(_SHORT_TICK):
                 return

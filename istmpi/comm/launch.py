@@ -38,7 +38,7 @@ def world() -> Communicator:
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
-            raise LaunchError(f"{announced} ranks were started but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}")
+            raise LaunchError(f"{announced} ranks were started, but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}")
         if not _agreed:
             _agree(everyone)
             _agreed = True
@@ -61,7 +61,7 @@ def _agree(everyone: Any) -> None:
     versions, commands = zip(*everyone.allgather(started_as))
     if len(set(versions)) > 1:
         error = LaunchError(
-            f"the ranks have different versions of istmpi: {_by_rank(versions)}. Install the same one on all hosts."
+            f"the ranks have different versions of istmpi: {_by_rank(versions)}. Install the same version on all hosts."
         )
     else:
         lines = [shlex.join(["istmpi", *words]) if words is not None else "a program" for words in commands]

@@ -9,7 +9,7 @@ from typing import Any
 
 from istmpi.errors import LaunchError
 
-NOT_TOGETHER = "launcher and MPI library do not belong together. Use the mpirun (or srun --mpi=...) of that library."
+NOT_TOGETHER = "launcher and MPI library do not match. Use the mpirun (or srun --mpi=...) of that library."
 
 _this_thread = threading.local()
 
@@ -48,8 +48,8 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
-            f"{ranks} ranks were started by Open MPI's launcher but mpi4py has MPICH: {NOT_TOGETHER} Or install an "
-            f"mpi4py that finds Open MPI."
+            f"{ranks} ranks were started by Open MPI's launcher, but mpi4py uses MPICH: {NOT_TOGETHER} Or "
+            "install an mpi4py for Open MPI."
         )
 
 
@@ -100,7 +100,7 @@ def lost_connection(error: BaseException) -> str:
     if error.Get_error_class() not in {getattr(MPI, name) for name in _OF_THE_CONNECTION if hasattr(MPI, name)}:
         return ""
     reason = error.Get_error_string().strip().splitlines()[-1].strip()  # the end of a chain of calls
-    return f"a rank is gone: the connection to it broke ({reason}). Its own message or the launcher's says why."
+    return f"a rank is gone: its connection broke ({reason}). See its error message, or the launcher's."
 
 
 _OF_THE_CONNECTION = (

@@ -83,7 +83,7 @@ class StopSign:
     @property
     def cure(self) -> str:
         """The beginning of a sentence: what to do, if anything, before the run can go on."""
-        return f"Remove {self._file}; then the same" if self.reason.startswith(_FILE_REASON) else "The same"
+        return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
         """The reason for which this rank may stop as soon as it looks; passes nothing on. From any thread."""
@@ -111,7 +111,7 @@ class StopSign:
 
     def _seen(self) -> str:
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            return "the end of the job's time"
+            return "the job's time limit"
         return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
 
 
@@ -123,14 +123,14 @@ def end_of_job() -> float:
             if math.isfinite(end := float(given)):
                 return end
         raise ConfigError(
-            f"--stop-before-walltime: SLURM_JOB_END_TIME = {given!r} must be the Unix time when the job's time is up. "
-            f"Correct it, or leave the option out."
+            f"--stop-before-walltime: SLURM_JOB_END_TIME = {given!r} must be the Unix time of the job's end. "
+            "Correct it, or leave the option out."
         )
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         raise ConfigError(
-            "--stop-before-walltime needs to know when the job's time is up: this is no SLURM job, and "
-            "SLURM_JOB_END_TIME (Unix time) is not set. Set it, or leave the option out."
+            "--stop-before-walltime needs the job's end: this is not a SLURM job, and SLURM_JOB_END_TIME "
+            "(Unix time) is not set. Set it, or leave the option out."
         )
     query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
     try:
@@ -138,5 +138,5 @@ def end_of_job() -> float:
         return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"--stop-before-walltime: {' '.join(query)} does not tell when the job's time is up ({error})."
+            f"--stop-before-walltime: {' '.join(query)} does not report the job's end ({error})."
         ) from None

@@ -58,8 +58,8 @@ class Run:
     name: Annotated[
         str,
         Meta(min_length=1, pattern=r"^(?!\.{1,2}$)[^/]+$"),
-        also(at_most_bytes=200, must="be a name without /, not too long: it names the folder of the run in runs/"),
-        "The run's name, by default its file's.",
+        also(at_most_bytes=200, must="be a short name without /: it names the run's folder in runs/"),
+        "Name of the run; by default that of its file.",
     ] = "digits"
 
     @staticmethod
@@ -77,9 +77,9 @@ class Run:
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
             near = did_you_mean(name_or_path, shipped())
-            raise ConfigError(f"run {name_or_path}: neither a file nor a run of istmpi's{near}")
+            raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
-            tree = read_toml(path, "Correct it: istmpi runs lists some that can be read.")
+            tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")
         except DataError as error:
             raise ConfigError(str(error)) from None
         return _build(Run, current({"name": path.stem, **tree}, path.name), "", path.name)
@@ -114,13 +114,13 @@ class Run:
             implied = {} if self.data.scoring or not is_own(self.model.name) else {"data.scoring": self.model.name}
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
-                f"data.placement = {self.data.placement!r} with a file for each rank ({self.data.source}): every rank "
-                f"draws from its own file. Leave placement out or use local."
+                f"data.placement = {self.data.placement!r} does not go with a file for each rank "
+                f"({self.data.source}). Leave placement out, or use local."
             )
         if self.data.placement == "local" and not own_files:
             raise ConfigError(
-                f"data.placement = 'local' needs a file for each rank: put {{rank}} into data.source "
-                f"({self.data.source}), or let a function of your own take rank."
+                "data.placement = 'local' needs a file for each rank: put {rank} into data.source "
+                f"({self.data.source}), or give a function that takes rank."
             )
         if self.model.batch_statistics and self.train.batch < 2:
             raise ConfigError(
@@ -129,8 +129,8 @@ class Run:
         self.sides()
         if self.train.resolution and not isinstance(self.model, OwnModel):
             raise ConfigError(
-                f"train.resolution with model.name = {self.model.name!r}: its first layer would start anew with every "
-                f"size of images. Use resnet, vgg or a network of your own, or leave it out."
+                f"train.resolution with model.name = {self.model.name!r}: its first layer depends on the "
+                "image size. Use resnet, vgg or a network of yours, or leave it out."
             )
         implied |= {"data.placement": "local"} if own_files else {}
         if own_files and self.evaluate.form not in (None, "merged"):
@@ -153,12 +153,12 @@ class Run:
         if abs(sum(fractions) - 1) > 1e-9:
             raise ConfigError(f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
         if any(side >= after for side, after in zip(sides, sides[1:])):
-            raise ConfigError(f"{setting}: its sides must grow, each larger than the one before.")
+            raise ConfigError(f"{setting}: its sides must increase.")
         ends = [round(rounds * part) for part in accumulate(fractions)]
         for side, first, end in zip(sides, [0, *ends], ends):
             if first == end:
                 raise ConfigError(
-                    f"{setting} leaves none of {rounds} rounds for side {side}. Train more rounds, or leave it out."
+                    f"{setting} leaves no round of {rounds} for side {side}. Train more rounds, or leave the side out."
                 )
         return list(zip(ends, sides))
 
@@ -177,13 +177,13 @@ class Run:
             percent = 0
         if not (share.endswith("%") and 0 < percent < 100):
             raise ConfigError(
-                f"method.finish = {finish!r} must be a method and its share of the rounds, as in 'local-sgd:10%'."
+                f"method.finish = {finish!r} must be a method and its share of the rounds, such as 'local-sgd:10%'."
             )
         for other in (first, name):
             if other in METHODS and METHODS[other].in_passes:
                 raise ConfigError(
-                    f"method.finish = {finish!r} does not go with {other}, whose rounds are passes over the data "
-                    f"instead of local steps. Leave it out, or use local-sgd."
+                    f"method.finish = {finish!r} does not go with {other}, whose rounds are epochs. Leave it "
+                    "out, or use local-sgd."
                 )
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
@@ -286,5 +286,5 @@ def _in_a_section(name: str) -> str:
 def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -> Mapping[str, Any]:
     for argument, given in arguments.items():
         if not all(abs(number) <= MOST for number in numbers_in(given)):
-            raise ConfigError(f"{source}: model.{argument} must be finite, and its numbers below 2^64.")
+            raise ConfigError(f"{source}: model.{argument} must have finite numbers below 2^64.")
     return usable(network, arguments, source) if has_table(network) else arguments

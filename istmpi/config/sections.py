@@ -21,42 +21,38 @@ class Data:
     """The data to learn from."""
 
     source: Annotated[
-        str, "A prepared .h5, an .npz, digits, or FILE.py:function of your own; {rank} in it is the rank's number."
+        str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it stands for the rank's number."
     ] = "digits"
-    scoring: Annotated[
-        str, "Data of your own: FILE.py:Class whose loss and score count, where it has them; by default the network's."
-    ] = ""
-    ahead: Annotated[Natural, "Data of your own: batches that a thread reads while a step computes; 0: none."] = 2
-    placement: Annotated[Literal["shared", "sharded", "by-label", "local"], "Which examples a rank draws."] = "shared"
-    alpha: Annotated[Positive, "Dirichlet concentration of by-label: the smaller, the fewer classes a rank sees."] = 0.5
+    scoring: Annotated[str, "FILE.py:function data: FILE.py:Class with loss and score; by default the network's."] = ""
+    ahead: Annotated[Natural, "FILE.py:function data: batches that a thread reads ahead; 0: none."] = 2
+    placement: Annotated[Literal["shared", "sharded", "by-label", "local"], "Placement of examples on ranks."] = (
+        "shared"
+    )
+    alpha: Annotated[Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."] = 0.5
     validation: Annotated[
         Fraction,
-        "Fraction of the training examples that is held out by train.seed. It is scored instead of the test split "
-        "while training goes on; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
+        "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during training "
+        "score it; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
     ] = 0.0
     standardise: Annotated[
         bool,
-        "Regression: learn targets less their mean over the training examples, divided by their deviation; scores and "
-        "predictions have the units of the data, losses have not.",
+        "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "
+        "the data's units, losses do not.",
     ] = True
-    crop: Annotated[
-        Natural, "Images: pixels of padding around each; training takes a part of the image's size at random."
-    ] = 0
-    flip: Annotated[bool, "Images: training mirrors every other one, at random, left to right."] = False
-    cutout: Annotated[
-        Natural, "Images: side in pixels of a square that training blanks, at a random place of each image."
-    ] = 0
-    length: Annotated[Count, "Text: tokens of a window, which is an example."] = WINDOW
+    crop: Annotated[Natural, "Images: padding in pixels; training crops to the image's size at random."] = 0
+    flip: Annotated[bool, "Images: training mirrors images left to right with probability 1/2."] = False
+    cutout: Annotated[Natural, "Images: side in pixels of a square that training blanks at a random place."] = 0
+    length: Annotated[Count, "Text: tokens of an example (a window)."] = WINDOW
     graph: Annotated[
         Literal["full", "clusters", "neighbours"],
-        "Graphs: an example is the full graph, a cluster, whose edges to other clusters of its batch are kept, or a "
+        "Graphs: an example is the full graph, a cluster (edges between clusters of a batch are kept), or a "
         "training node with sampled neighbours.",
     ] = "full"
     fanout: Annotated[
         tuple[Count, ...],
         Meta(min_length=1),
-        also(must="have a number for each layer, each at least 1"),
-        "Graphs: neighbours that are sampled of each node of an example; a number for each layer, that around "
+        also(must="have a number of at least 1 for each layer"),
+        "graph = neighbours: neighbours to sample for each node, a number for each layer, nearest to the "
         "training nodes first.",
     ] = FANOUT
 
@@ -64,22 +60,21 @@ class Data:
 Network = Annotated[
     str,
     also(known=("mlp", *NETWORKS), **{"or": "FILE.py:Class"}),
-    "The network: one that ships with istmpi, or a class of your own.",
+    "The network: a built-in name or your class.",
 ]
-DType = Annotated[Literal["float32", "float64"], "Type of the weights, and of all that is computed."]
+DType = Annotated[Literal["float32", "float64"], "Type of weights and computation."]
 
 
 Scale = Annotated[
     Literal["share", "fitted", "none"],
-    "The full network's factor of a sum over dealt units, where no batch normalisation is behind it: the share of "
-    "them that a subnet had, a factor fitted on training examples (results/decoder.md), or none.",
+    "Full network: factor of sums over dealt units that no batch normalisation follows. It is a subnet's "
+    "share of them, fitted on training examples (results/decoder.md), or none.",
 ]
 
 
 Init = Annotated[
     Literal["fan-in", "constructor"],
-    "Initial values: uniform, by the number of inputs that a product with the parameter adds up; or what the "
-    "constructor of the full network makes, on every rank.",
+    "Initial values: uniform by fan-in, or those of the full network's constructor, which then runs on every rank.",
 ]
 
 
@@ -91,15 +86,15 @@ class Model:
     hidden: Annotated[
         tuple[Count, ...],
         Meta(min_length=1),
-        also(must="name at least one hidden layer, each at least one unit wide"),
+        also(must="name at least one hidden layer of at least one unit"),
         "Widths of the hidden layers.",
     ] = (512,)
     norm: Annotated[str, also(known=NORMS), "Normalisation of hidden layers."] = "batch"
     activation: Annotated[str, also(known=tuple(ACTIVATIONS)), "Activation of hidden units."] = "relu"
-    dropout: Annotated[Fraction, "Share of the units that a step leaves out."] = 0.0
-    bias: Annotated[bool, "Products have a bias."] = False
+    dropout: Annotated[Fraction, "Fraction of the units that a step drops."] = 0.0
+    bias: Annotated[bool, "Add a bias to products."] = False
     output_norm: Annotated[
-        bool | None, "Normalise the logits; by default with batch normalisation of a classifier, as the paper does."
+        bool | None, "Normalise the logits; by default in classifiers with batch normalisation, as in the paper."
     ] = None
     dtype: DType = "float32"
     scale: Scale = "share"
@@ -141,29 +136,30 @@ OWN_SETTINGS = ("name", "dtype", "scale", "init")
 
 @dataclass(frozen=True)
 class _CommonMethod:
-    name: Annotated[str, also(known=tuple(METHODS)), "How a round is run."] = "ist"
+    name: Annotated[str, also(known=tuple(METHODS)), "The training method."] = "ist"
     local_steps: Annotated[Count, "Local steps in a round."] = 20
     optimizer_state: Annotated[
-        Literal["reset", "carry"], "Momentum between rounds: reset, or carry (it travels with its weight)."
+        Literal["reset", "carry"], "Optimizer state between rounds: reset, or carry (it travels with its weight)."
     ] = "reset"
     outer_lr: Annotated[
-        Positive | None, "Factor of a round's change of the weights; by default the method's own, mostly 1."
+        Positive | None, "Learning rate of the outer step, once a round; the default depends on the method, usually 1."
     ] = None
     outer_momentum: Annotated[
-        Fraction | None, "Nesterov's momentum of whole rounds, as in DiLoCo; by default the method's own, mostly 0."
+        Fraction | None,
+        "Nesterov momentum of the outer step, as in DiLoCo; the default depends on the method, usually 0.",
     ] = None
     wire: Annotated[
         Literal[("float32", *CODECS)],
-        "Form in which weights and gradients travel: as they are, or rounded at random to 2 bytes or 1 a value; "
-        "momentum that travels, and tensors of one axis, have 2 at least.",
+        "Encoding of weights and gradients in messages: exact, or rounded at random to 2 or 1 bytes a value. "
+        "Momentum and tensors with one axis get at least 2 bytes.",
     ] = "float32"
     delay: Annotated[
         Natural | None,
-        "Local steps that ranks take while what they send is on its way; at most local_steps - 1. ist (by default 0): "
-        "weights leave so long before a round's end. streaming-diloco (1): from when a fragment leaves to when its "
-        "mean is taken.",
+        "Local steps during which a transfer runs in the background, at most local_steps - 1. Weights leave "
+        "this many steps before the end of a round in ist (default 0); streaming-diloco (default 1) uses a "
+        "fragment's mean this many steps later.",
     ] = None
-    finish: Annotated[str, "Another method for the last rounds, and their share: local-sgd:10%."] = ""
+    finish: Annotated[str, "Method for the last rounds, and their share: local-sgd:10%."] = ""
 
 
 Method = make_dataclass(
@@ -173,7 +169,7 @@ Method = make_dataclass(
     frozen=True,
     namespace={
         "__module__": __name__,
-        "__doc__": "The method of a round; a method's own settings stand in its MethodSpec.",
+        "__doc__": "The training method; settings of one method are in its MethodSpec.",
     },
 )
 
@@ -185,34 +181,34 @@ class Optimizer:
     name: Annotated[
         str,
         also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),
-        "The optimizer of local steps: one of these, or any class of optimizers, such as torch.optim:RMSprop.",
+        "The optimizer of local steps: one of these, or an optimizer class such as torch.optim:RMSprop.",
     ] = "sgd"
     lr: Annotated[Positive, "Learning rate."] = 0.01
-    momentum: Annotated[Fraction, "Momentum of sgd's local steps."] = 0.0
-    weight_decay: Annotated[NotNegative, "Weight decay: decoupled with adamw, else added to the gradient."] = 0.0
-    warm_up: Annotated[Natural, "Local steps of a rank in which the learning rate rises linearly from 0 to lr."] = 0
+    momentum: Annotated[Fraction, "Momentum of sgd."] = 0.0
+    weight_decay: Annotated[NotNegative, "Weight decay: decoupled in adamw, otherwise added to the gradient."] = 0.0
+    warm_up: Annotated[Natural, "Local steps over which the learning rate rises linearly from 0 to lr."] = 0
     clip: Annotated[
         NotNegative | None,
-        "Largest norm of the gradient of all that a rank trains; a larger one is cut to it. 0: none. By default 1 for "
-        "a regression whose targets are standardised, else none.",
+        "Gradient clipping: largest norm of a rank's whole gradient. 0: none. The default is 1 for "
+        "regression with standardised targets, otherwise none.",
     ] = None
     schedule: Annotated[
         Literal["constant", "cosine", "step"],
-        "Course of the learning rate behind the warm-up, over the local steps of the whole run.",
+        "Learning rate schedule after the warm-up, over all local steps of the run.",
     ] = "constant"
     milestones: Annotated[
         tuple[Between, ...],
         Meta(min_length=1),
-        also(must="be fractions of the run, each between 0 and 1 and above the one before it", rising=True),
-        "step: fractions of the run behind which the learning rate falls.",
+        also(must="be increasing fractions of the run between 0 and 1", rising=True),
+        "step: fractions of the run after which the learning rate falls.",
     ] = (0.5, 0.75)
     decay: Annotated[Between, "step: factor of the learning rate at each milestone."] = 0.1
     arguments: Annotated[
-        dict | None, "package.module:Class: arguments of its constructor, beside lr, momentum and weight_decay."
+        dict | None, "package.module:Class: constructor arguments besides lr, momentum and weight_decay."
     ] = None
-    state: Annotated[
-        tuple[str, ...] | None, "The state for each weight that the optimizer of a program has; the program sets it."
-    ] = None
+    state: Annotated[tuple[str, ...] | None, "Optimizer state of a program, by weight; set by the program itself."] = (
+        None
+    )
 
     def lr_at(self, step: int, steps: int) -> float:
         """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds.
@@ -234,14 +230,14 @@ class Optimizer:
         """ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
         if self.warm_up > steps:
             raise ConfigError(
-                f"optimizer.warm_up = {self.warm_up} is more than the {steps:,} local steps of the run, which would "
-                f"never reach optimizer.lr = {self.lr}. Train more rounds, or warm up over fewer."
+                f"optimizer.warm_up = {self.warm_up} is more than the {steps:,} local steps of the run, so it "
+                f"never reaches optimizer.lr = {self.lr}. Train more rounds, or warm up over fewer steps."
             )
         for at, fall in zip(self.milestones, self.falls(steps)):
             if fall < self.warm_up:
                 raise ConfigError(
                     f"optimizer.milestones: {at} is local step {fall:,} of {steps:,}, within the warm-up "
-                    f"(optimizer.warm_up = {self.warm_up}). Warm up over fewer, or let the learning rate fall later."
+                    f"(optimizer.warm_up = {self.warm_up}). Warm up over fewer steps, or use later milestones."
                 )
 
 
@@ -252,47 +248,47 @@ class Train:
     rounds: Annotated[Count, "Rounds to train."] = 30
     max_minutes: Annotated[
         NotNegative,
-        "Minutes of training, evaluations left out, after which the round under way is the last; 0 sets no limit.",
+        "Time limit in minutes, without evaluations; the round in progress is finished. 0: no limit.",
     ] = 0.0
     init: Annotated[
         str,
-        "Weights to begin with where names and shapes fit: a network.h5 of istmpi, .safetensors or a folder of them, "
-        "a state dict of torch, or FILE.py:function, which yields names and tensors on rank 0; ignored when resuming.",
+        "Initial weights where names and shapes fit: network.h5, .safetensors or a folder of them, a torch "
+        "state dict, or FILE.py:function that yields (name, tensor) pairs on rank 0. Ignored when resuming.",
     ] = ""
     init_names: Annotated[
-        dict | None, 'Beginnings of names in train.init, and what stands in their place here: {"bert." = "encoder."}.'
+        dict | None, 'Prefixes of names in train.init and their replacements: {"bert." = "encoder."}.'
     ] = None
     patience: Annotated[
         Natural,
-        "Evaluations in a row without a better score on the validation split that end training; 0 trains all rounds.",
+        "Early stopping: evaluations in a row without a better validation score that end training. 0: off.",
     ] = 0
     batch: Annotated[Count, "Examples in a local step of one rank."] = 128
     resolution: Annotated[
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
-        also(must="be pairs of a fraction of the rounds and a side in pixels, as [[0.4, 8], [0.6, 16]]"),
-        "Images: fractions of the rounds, each with the side in pixels to which images are downscaled in them, the "
-        "data's own side last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
+        also(must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"),
+        "Images: fractions of the rounds, each with the side in pixels of its downscaled images; the full "
+        "side comes last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
-        also(must="be numbers that are not negative"),
-        "Weights of the losses at a network's exits, the last exit included; by default 1 each.",
+        also(must="be numbers of at least 0"),
+        "Loss weights of the network's exits, including the last; by default 1 each.",
     ] = ()
     logit_adjustment: Annotated[
         NotNegative,
-        "Classes, where ranks have different ones: factor of the log of each class's share of a rank's examples, "
-        "which is added to its logits in training; 1 allows for all of it.",
+        "Ranks with different classes: add this factor times the log of each class's share of the rank's "
+        "examples to the logits in training; 1 corrects fully.",
     ] = 0.0
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
-        "Sparse rows with several labels: softmax is the mean cross-entropy of a row's labels among all labels, "
-        "binary the sum of each label's own.",
+        "Sparse rows with several labels: softmax is the mean cross-entropy over a row's labels, binary the "
+        "sum of binary cross-entropies over all labels.",
     ] = "softmax"
-    seed: Annotated[Natural, also(at_most=MOST - 1), "Seed of everything random."] = 0
-    autocast: Annotated[bool, "Matrix products in bfloat16."] = False
+    seed: Annotated[Natural, also(at_most=MOST - 1), "Seed of all random numbers."] = 0
+    autocast: Annotated[bool, "Compute matrix products in bfloat16."] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        "Where to train; with cuda, rank r of a host takes device r modulo the host's devices.",
+        "Device to train on; with cuda, rank r of a host uses device r modulo the host's devices.",
     ] = "auto"
     # Not this host's cores at most, for a run is repeated elsewhere; with very many torch crashes.
     threads: Annotated[
@@ -306,30 +302,29 @@ class Evaluate:
 
     every: Annotated[
         Natural,
-        "Rounds between evaluations, on the validation split if one is in use, else on the test split; 0 evaluates "
-        "ten times in a run. The last round is always evaluated.",
+        "Rounds between evaluations, on the validation split or otherwise the test split; 0: ten evaluations "
+        "in a run. The last round is always evaluated.",
     ] = 0
-    batch: Annotated[Count, "Examples whose activations are gathered at a time."] = 1024
+    batch: Annotated[Count, "Examples in a batch of an evaluation."] = 1024
     examples: Annotated[
-        Count | None, "Test examples that are scored, spread evenly; by default all, of text 512 windows."
+        Count | None, "Test examples to score, spread evenly; by default all, for text 512 windows."
     ] = None
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
-        also(must="be two numbers that are not negative, as [0.55, 1.5]"),
-        "Sparse rows with several labels: A and B of the odds that a true label is noted, for PSP@k "
-        "(Jain et al. 2016).",
+        also(must="be two numbers of at least 0, such as [0.55, 1.5]"),
+        "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. 2016).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        "Training examples that calibrate the full network's batch normalisation; by default 1024, or fewer where "
-        "evaluations would take more than a tenth of the run, by FLOPs.",
+        "Training examples to calibrate the full network's batch normalisation; by default 1024, or fewer to "
+        "keep evaluation below a tenth of the run's FLOPs.",
     ] = None
 
     form: Annotated[
         Literal["merged", "blocks", "best"] | None,
-        "The network that is scored and kept: merged (the full one), blocks (the ranks' subnets, whose outputs are "
-        "averaged), or best (whichever scores better on the validation split, or on a sample of the training data); by "
-        "default best where method.redeal = 0, otherwise merged.",
+        "The network to score and save: merged (the full network), blocks (averaged outputs of the subnets), "
+        "or best (the better on validation or sampled training data). The default is best with method.redeal "
+        "= 0, otherwise merged.",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
@@ -340,15 +335,15 @@ class Evaluate:
 class Checkpoint:
     """Saved states of training; the trained network is saved in any case."""
 
-    every: Annotated[Natural, "Rounds between checkpoints; 0 takes none."] = 0
-    keep: Annotated[Count, "Checkpoints to keep, the newest."] = 2
+    every: Annotated[Natural, "Rounds between checkpoints; 0: none."] = 0
+    keep: Annotated[Count, "Newest checkpoints to keep."] = 2
     best: Annotated[bool, "Keep the network that scored best on the validation split, as best.h5."] = False
     writer: Annotated[
         Literal["auto", "mpio", "direct"],
-        "Writer: mpio (parallel HDF5), direct (every rank its rows by itself), or auto: mpio where h5py has MPI.",
+        "Writer: mpio (parallel HDF5), direct (each rank writes its rows), or auto: mpio if h5py has MPI.",
     ] = "auto"
-    wait: Annotated[bool, "Let training wait until a checkpoint is on the disk, instead of writing it behind."] = False
-    max_failures: Annotated[Count, "Checkpoints in a row that cannot be written and so end the run."] = 3
+    wait: Annotated[bool, "Wait until a checkpoint is on disk instead of writing it in the background."] = False
+    max_failures: Annotated[Count, "Failed checkpoints in a row that end the run."] = 3
 
 
 @dataclass(frozen=True)
@@ -357,13 +352,13 @@ class Comm:
 
     exchange: Annotated[
         Literal["alltoallv", "pieces"],
-        "How all ranks exchange weights with all: by one call of MPI_Alltoallv, or in pieces, 256 KiB to each rank in "
-        "turn, for slow lines between hosts (docs/running.md).",
+        "Exchange of weights: one MPI_Alltoallv, or pieces of 256 KiB to each rank in turn, for slow links "
+        "between hosts (docs/running.md).",
     ] = "alltoallv"
     patience: Annotated[
         NotNegative,
-        "Seconds, at least, after which ranks that others wait for are named; after as many more the job ends with "
-        "exit code 76 where one is stuck. Three times the slowest round where that is more; 0 waits for ever.",
+        "Seconds until ranks that do not respond are reported; after twice that, a stuck job ends with exit "
+        "code 76. Slow rounds raise it to three times the slowest; 0: wait for ever.",
     ] = 30.0
 
 
@@ -371,4 +366,4 @@ class Comm:
 class Output:
     """The place of the results."""
 
-    folder: Annotated[str, "New folder for the results; by default runs/NAME, with a number when it is taken."] = ""
+    folder: Annotated[str, "New folder for the results; by default runs/NAME, numbered if it exists."] = ""

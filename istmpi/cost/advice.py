@@ -64,11 +64,11 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
             best[method] = choice = min(sensible, key=lambda choice: choice.seconds)
             if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
                 chosen = choice
-    rests = f"Times rest on {scenario.cluster.name}: measure yours with istmpi measure."
+    rests = f"Times assume {scenario.cluster.name}; measure your cluster with istmpi measure."
     if chosen is None:
         return [
-            f"Run one process: an epoch in {in_seconds(alone)}.",
-            f"Method: with up to {most_ranks} ranks none reaches half of what its ranks could do.",
+            f"Run one process: {in_seconds(alone)} an epoch.",
+            f"Method: no method reaches half of its ranks' speed with up to {most_ranks} ranks.",
             _links(scenario, 2, scenario.run.method.local_steps),
             rests,
         ]
@@ -76,17 +76,17 @@ def advise(scenario: Scenario, most_ranks: int) -> list[str]:
     for title, method, variant in _variants(scenario, chosen.ranks):
         others.append((title, Choice(variant, method, chosen.ranks, _at_least(chosen.local_steps, method))))
     shown = (
-        f"{title} (P = {each.ranks}, J = {each.local_steps}) takes {each.seconds / chosen.seconds:.3g} times"
+        f"{title} (P = {each.ranks}, J = {each.local_steps}) takes {each.seconds / chosen.seconds:.3g} times as long"
         for title, each in others
     )
     gigabytes, share = chosen.cost.largest.memory.total / 1e9, float(chosen.cost.held.share_of_a_rank)
     warning = f"Memory {float(gigabytes):.3g} GB a rank. An example trains {share:.0%} of the network. {rests}"
     if chosen.method == "ist":
-        warning += " In most of what was measured the network a P-th as wide was as accurate: try it first."
+        warning += " A network a P-th as wide was as accurate in most of our measurements: try it first."
     return [
         f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local steps: an epoch in "
         f"{in_seconds(chosen.seconds)}, {alone / chosen.seconds:.3g} times as fast as one process.",
-        f"Method: {'; '.join(shown) or 'no other is worth its ranks'}.",
+        f"Method: {'; '.join(shown) or 'no other method is worth its ranks'}.",
         _links(scenario, chosen.ranks, chosen.local_steps),
         warning,
     ]
@@ -136,7 +136,7 @@ def _links(scenario: Scenario, ranks: int, local_steps: int) -> str:
         rate = link_rate(Choice(variant, method, ranks, steps).cost, scenario.cluster)
         rates.append(f"{title}{f' (J = {steps})' * (steps != local_steps)} {_bits(rate)}")
     joined = ", ".join(rates)
-    return f"Link: to compute {COMPUTING:.0%} of its time at P = {ranks}, J = {local_steps} a rank needs {joined}."
+    return f"Link rate for {COMPUTING:.0%} computing at P = {ranks}, J = {local_steps}: {joined}."
 
 
 def _bits(rate: float) -> str:

@@ -65,7 +65,7 @@ class Cluster:
     def check(self, ranks: int) -> None:
         if len(self.flops) not in (1, ranks):
             raise ConfigError(
-                f"--flops has {len(self.flops)} numbers but there are {ranks} ranks; give one, or one each."
+                f"--flops has {len(self.flops)} numbers for {ranks} ranks; give one number, or one for each rank."
             )
 
     def save(self, path: Path) -> None:
@@ -75,11 +75,11 @@ class Cluster:
 
 
 def load(path: Path) -> Cluster:
-    file = Fields.read(path, f"cluster file {path}", "Make it anew: mpirun -n P istmpi measure.")
+    file = Fields.read(path, f"cluster file {path}", "Create it again: mpirun -n P istmpi measure.")
     if "format" not in file or file.value("format") != FORMAT:
         raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
     if file.value("version") != VERSION:
-        raise file.refused("version", file.value("version"), f"must be {VERSION}, the version that this istmpi reads")
+        raise file.refused("version", file.value("version"), f"must be {VERSION}, the version of this istmpi")
     earlier = {"price", "watts"}  # of earlier versions
     _require_known(file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))})
     named = {"alltoallv", "allreduce"}
@@ -102,7 +102,7 @@ def _link(file: Fields) -> Link:
 def _require_known(file: Fields, known: set[str]) -> None:
     for key in file:
         if key not in known:
-            raise file.refused(printable(key), file.value(key), "is no key of a cluster file")
+            raise file.refused(printable(key), file.value(key), "is not a key of a cluster file")
 
 
 _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.name)

@@ -6,7 +6,7 @@ from istmpi.methods import METHODS, MethodSpec
 _ALL = (
     MethodSpec(
         "data-parallel-broadcast",
-        "rank 0 collects all gradients and sends all weights: the paper's count of data parallel",
+        "rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
         ("server",),
         sends_every_step=True,
         synchronous=True,

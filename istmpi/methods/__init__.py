@@ -24,7 +24,7 @@ def _drawn(run, ranks):
 _ALL = (
     MethodSpec(
         "ist",
-        "every rank trains the narrow network of the units that it was dealt",
+        "each rank trains a subnet of the units dealt to it",
         ("pull", "hop", "push", "share"),
         "ist.IST",
         settings=(
@@ -32,38 +32,37 @@ _ALL = (
                 "partition",
                 tuple[str, ...] | None,
                 None,
-                "The unit groups that are dealt out; by default all that the network has, but for residual streams "
-                "and inner widths of an axis.",
+                "Unit groups to deal out; by default all except residual streams and inner widths of an axis.",
             ),
-            own("redeal", float, 1.0, "Fraction of each group's units that are redealt every round.", ge=0, le=1),
+            own("redeal", float, 1.0, "Fraction of each group's units to redeal each round.", ge=0, le=1),
             own(
                 "min_blocks",
                 int,
                 0,
-                "Where whole blocks are dealt out: so many on each rank, some on several (results/convolutions.md).",
+                "Networks whose blocks are dealt out: least blocks of a rank, some on several ranks "
+                "(results/convolutions.md).",
                 ge=0,
             ),
             own(
                 "share_every",
                 int,
                 1,
-                "Rounds between two means of what is not dealt out, which ranks train by themselves meanwhile "
-                "(results/decoder.md).",
+                "Rounds between averages of the weights that are not dealt out (results/decoder.md).",
                 ge=1,
             ),
             own(
                 "shared_wire",
                 Literal["top-k"] | None,
                 None,
-                "How means of what is not dealt out travel: as all values (method.wire), or top-k, as in sparse-loco "
-                "(method.top, feedback, top_values; results/decoder.md).",
+                "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k "
+                "as in sparse-loco (method.top, feedback, top_values; results/decoder.md).",
             ),
             own(
                 "shares",
                 tuple[float, ...] | str | None,
                 None,
-                "Relative sizes of the ranks' subnets; by default equal. auto: they follow the measured times. The "
-                "metrics.jsonl of such a run: as they were there, round by round (results/slow-rank.md).",
+                "Relative sizes of the ranks' subnets; by default equal. auto: by measured times. A "
+                "metrics.jsonl: the sizes of that auto run, round by round (results/slow-rank.md).",
                 extra={"or": "auto, or a metrics.jsonl"},
             ),
         ),
@@ -74,7 +73,7 @@ _ALL = (
     ),
     MethodSpec(
         "local-sgd",
-        "every rank trains the whole network on its own batches; then the mean",
+        "each rank trains the full network on its own batches; then weights are averaged",
         ("all-reduce",),
         "ist.IST",
         sends_at_start=("pull",),
@@ -84,7 +83,7 @@ _ALL = (
     ),
     MethodSpec(
         "data-parallel",
-        "gradients are averaged in every step",
+        "gradients are averaged in each step",
         ("all-reduce",),
         "data_parallel.DataParallel",
         sends_every_step=True,
@@ -98,7 +97,7 @@ _ALL = (
     # arXiv 2311.08105. Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
     MethodSpec(
         "diloco",
-        "local SGD whose mean is not taken over but followed, with Nesterov's momentum",
+        "local SGD with an outer step of Nesterov momentum towards the mean",
         ("all-reduce",),
         "ist.IST",
         sends_at_start=("pull",),
@@ -109,7 +108,7 @@ _ALL = (
     # arXiv 2501.18512. There: rounds of 100 local steps, fragments of 3 blocks of a transformer, delays up to 10.
     MethodSpec(
         "streaming-diloco",
-        "DiLoCo whose network is sent in fragments, in turn and in 4 bits, while ranks train on",
+        "DiLoCo that sends the network in fragments of 4-bit values while ranks train",
         ("fragments",),
         "streaming_diloco.StreamingDiLoCo",
         settings=(
@@ -117,15 +116,15 @@ _ALL = (
                 "fragments",
                 Annotated[int, Meta(ge=1)] | None,
                 None,
-                "Parts of the network that are sent in turn, at most as many as layers; by default 4, or as many as a "
-                "round has room for.",
+                "Parts of the network to send in turn, at most one for each layer; by default 4, or as many "
+                "as a round has room for.",
             ),
-            own("mix", float, 0.5, "The part of its own values that a rank keeps where a mean arrives.", ge=0, le=1),
+            own("mix", float, 0.5, "Weight of a rank's own values when a mean arrives.", ge=0, le=1),
             own(
                 "differences",
                 Literal["float4", "full"],
                 "float4",
-                "What travels: differences as floats of 4 bits, or values as they are (results/survey.md).",
+                "Encoding: differences as 4-bit floats, or full values (results/survey.md).",
             ),
         ),
         sends_at_start=("pull",),
@@ -139,17 +138,24 @@ _ALL = (
     # arXiv 2508.15706. Rounds of 30 local steps there.
     MethodSpec(
         "sparse-loco",
-        "local SGD whose ranks send but the largest values of what they have changed, in 2 bits",
+        "local SGD that sends only the largest changes of weights, in 2 bits",
         ("largest",),
         "sparse_loco.SparseLoCo",
         settings=(
-            own("top", int, 64, "Of every 4,096 values of a tensor, so many are sent.", ge=1, le=4096),
-            own("feedback", float, 0.95, "The part that is kept of what was not sent in earlier rounds.", ge=0, le=1),
+            own("top", int, 64, "Values to send of every 4,096 of a tensor.", ge=1, le=4096),
+            own(
+                "feedback",
+                float,
+                0.95,
+                "Decay of the error feedback, the changes not sent in earlier rounds.",
+                ge=0,
+                le=1,
+            ),
             own(
                 "top_values",
                 Literal["2bit", "full"],
                 "2bit",
-                "How they are sent: as 2 bits and two levels for 4,096, or as they are (results/survey.md).",
+                "Encoding of these values: 2 bits with two levels for 4,096, or full (results/survey.md).",
             ),
         ),
         sends_at_start=("pull",),
@@ -161,12 +167,12 @@ _ALL = (
     ),
     MethodSpec(
         "fedavg",
-        "some ranks take passes over their own examples; then their mean, weighted by examples",
+        "some ranks train for epochs on their own examples; then weights are averaged by examples",
         ("pull", "push"),
         "fedavg.FedAvg",
         settings=(
-            own("fraction", float, 1.0, "The share of the ranks that trains in a round, one at least.", gt=0, le=1),
-            own("epochs", int, 1, "Passes of such a rank over its own examples, in place of local_steps.", ge=1),
+            own("fraction", float, 1.0, "Fraction of the ranks that train in a round, at least one rank.", gt=0, le=1),
+            own("epochs", int, 1, "Epochs over a rank's own examples in a round, instead of local_steps.", ge=1),
         ),
         members=_drawn,
         in_passes=True,
@@ -176,7 +182,7 @@ _ALL = (
     # The most that is sent: all ranks average in every round.
     MethodSpec(
         "dynamic-averaging",
-        "ranks take the mean when one has gone far enough from the last one",
+        "local SGD that averages weights once a rank is far enough from the last mean",
         ("push", "pull"),
         "dynamic_averaging.DynamicAveraging",
         settings=(
@@ -184,7 +190,7 @@ _ALL = (
                 "threshold",
                 float,
                 0.001,
-                "Squared distance from the last mean at which a rank wants a new one, relative to its norm.",
+                "Squared distance from the last mean, relative to its norm, at which a rank asks for a new mean.",
                 ge=0,
             ),
         ),
@@ -194,10 +200,10 @@ _ALL = (
     ),
     MethodSpec(
         "codistillation",
-        "every rank trains its own network, and learns from the others' predictions",
+        "each rank trains its own network and learns from the others' predictions",
         ("all-gather",),
         "codistillation.Codistillation",
-        settings=(own("burn_in", int, 5, "Rounds before the ranks begin to learn from each other.", ge=0),),
+        settings=(own("burn_in", int, 5, "Rounds before ranks learn from each other.", ge=0),),
         sends_since=lambda run: run.method.burn_in,
         sends_at_start=("pull",),
         received=gathered,
@@ -208,12 +214,10 @@ _ALL = (
     # Boyd et al. 2011, section 7. What is sent is the sum of weights and dual.
     MethodSpec(
         "admm",
-        "ranks train towards a consensus, with a dual each that remembers how far they were from it",
+        "ranks train towards a consensus, each with a dual variable",
         ("all-reduce",),
         "admm.ADMM",
-        settings=(
-            own("penalty", float, 0.01, "How strongly local steps are drawn to the consensus (ADMM's rho).", gt=0),
-        ),
+        settings=(own("penalty", float, 0.01, "Strength of the pull towards the consensus (ADMM's rho).", gt=0),),
         sends_at_start=("pull",),
         always_carries=True,
         copies=lambda run, ranks, slots: 4 + slots,  # consensus, dual; both of a round's start
@@ -221,16 +225,16 @@ _ALL = (
     # arXiv 1412.6651.
     MethodSpec(
         "easgd",
-        "ranks train their own networks, which an elastic force draws to a common center",
+        "ranks train their own networks, drawn to a common center by an elastic force",
         ("push", "pull"),
         "easgd.EASGD",
         settings=(
-            own("moving_rate", float, 0.9, "How far the center moves to the ranks' mean in a round.", gt=0, le=1),
+            own("moving_rate", float, 0.9, "Step of the center towards the ranks' mean in a round.", gt=0, le=1),
             own(
                 "order",
                 Literal["together", "round-robin"],
                 "together",
-                "Ranks meet the center of the round's start, or each the one that the rank before it left.",
+                "Ranks use the center from the start of the round, or each the center that the previous rank left.",
             ),
         ),
         sends_at_start=("pull",),
@@ -240,7 +244,7 @@ _ALL = (
     # Dean et al. 2012.
     MethodSpec(
         "downpour",
-        "what ranks changed in a round reaches the others in the background of the next one",
+        "changes of a round reach the other ranks during the next round",
         ("all-reduce",),
         "downpour.Downpour",
         sends_at_start=("pull",),

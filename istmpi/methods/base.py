@@ -244,8 +244,8 @@ class Method(ABC):
         with job.communicator.agreed():
             if deal.digest != first:
                 raise IstmpiError(
-                    f"the deal of round {number + 1} differs from rank 0's; weights would be scrambled. "
-                    f"Make sure that all ranks run the same versions of istmpi and NumPy."
+                    f"the deal of round {number + 1} differs from rank 0's; weights would be scrambled. Run "
+                    "the same versions of istmpi and NumPy on all ranks."
                 )
         return deal
 
@@ -269,7 +269,7 @@ class Method(ABC):
             step, rank = min(diverged)
             cure = f"Lower optimizer.lr ({self.job.run.optimizer.lr})."
             if any(untrained):
-                cure = "No step was taken before: look at the network's forward and at the data."
+                cure = "The first step failed: check the network's forward and the data."
             error = DivergedError(
                 f"rank {rank}: the loss is no longer finite in round {number + 1}, local step {step}; the weights from "
                 f"before that round are kept. {cure}"

@@ -35,8 +35,8 @@ class FedAvg(IST):
         if architecture.batch_norms and left == 1:
             normalisation = run.model.batch_statistics or "batch normalisation"
             raise ConfigError(
-                f"train.batch = {batches.batch} leaves fedavg a last batch of one of a rank's {batches.examples} "
-                f"examples, too few for {normalisation}. Use another train.batch, or normalisation."
+                f"train.batch = {batches.batch} leaves fedavg a last batch of one example (of "
+                f"{batches.examples}), too few for {normalisation}. Use another train.batch or normalisation."
             )
 
     def drawn(self, number: int) -> tuple[int, ...]:

@@ -28,18 +28,18 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             room -= 1
         if room < fragments:
             raise ConfigError(
-                f"method.fragments = {fragments}: with this network, method.local_steps = {steps} and method.delay = "
-                f"{spec.delay(run)} there is room for {room}. Give at most {room}."
+                f"method.fragments = {fragments} is more than this network, method.local_steps = {steps} and "
+                f"method.delay = {spec.delay(run)} allow. Give at most {room}."
             )
     if settings.share_every > 1 and "share" in spec.sends and ranks > 1 and spec.outer(run) != (1, 0):
         raise ConfigError(
-            f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, outer_momentum), "
-            f"which owners take of all weights in every round. Leave one of the two out."
+            f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
+            "outer_momentum), which needs all weights in every round. Leave one out."
         )
     for name in spec.least(run, architecture):
         blocks = architecture.lengths[name]
         if settings.min_blocks > blocks:
             raise ConfigError(
-                f"method.min_blocks = {settings.min_blocks}, but {name} has {blocks} that can be dealt out. "
-                f"Give at most {blocks}."
+                f"method.min_blocks = {settings.min_blocks}, but {name} has only {blocks} that can be dealt "
+                f"out. Give at most {blocks}."
             )

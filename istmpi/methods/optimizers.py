@@ -34,8 +34,8 @@ class OptimizerSpec:
         """Return the slots, to be kept from round to round; ConfigError where they are not all of its state."""
         if self.problem:
             raise ConfigError(
-                f"the state of {self.name} cannot be kept from round to round: {self.problem}. Give "
-                f"optimizer_state = reset, with a method that can reset it, or another optimizer."
+                f"the state of {self.name} cannot be kept between rounds: {self.problem}. Use optimizer_state "
+                "= reset with a method that allows it, or another optimizer."
             )
         return self.slots
 
@@ -96,7 +96,7 @@ PROGRAM = "program"
 
 
 def _none(parameters: object) -> "torch.optim.Optimizer":
-    raise ConfigError(f"optimizer.name = {PROGRAM!r} is made by a program: run that, or name another optimizer.")
+    raise ConfigError(f"optimizer.name = {PROGRAM!r} is set by a program: run the program, or give another optimizer.")
 
 
 def _of_a_class(settings) -> OptimizerSpec:
@@ -113,7 +113,7 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
     module, name = module_of("optimizer.name =", place, "Class")
     kind = getattr(module, name, None)
     if kind is None:
-        raise ConfigError(f"optimizer.name = {place}: there is no class {name}.")
+        raise ConfigError(f"optimizer.name = {place} has no class {name}.")
     named = json.loads(arguments)
     return probed(place, lambda parameters: kind(parameters, **named))
 
@@ -135,9 +135,9 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
         try:
             optimizer = make(parameters)
         except Exception as error:
-            raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{name} cannot be created: {type(error).__name__}: {error}") from error
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"{name} is {type(optimizer).__name__}, which is no torch.optim.Optimizer.")
+            raise ConfigError(f"{name} is {type(optimizer).__name__}, not a torch.optim.Optimizer.")
         return parameters, optimizer
 
     def step(parameters, optimizer, number):
@@ -146,7 +146,7 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
         try:
             optimizer.step()
         except Exception as error:
-            raise ConfigError(f"{name} takes no step on gradients alone: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{name} cannot step with gradients alone: {type(error).__name__}: {error}") from error
         return [parameter.detach().clone() for parameter in parameters]
 
     parameters, optimizer = begin(start)
@@ -171,7 +171,7 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
             for slot, tensor in state.items()
         )
         if not (same and in_place):
-            problem = "it does not start at zero, or there is more of it"
+            problem = "it does not start at zero, or it has more values"
     return OptimizerSpec(name, () if problem else slots, counts, spec.flops, make, problem)
 
 
@@ -183,5 +183,5 @@ def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str,
     """Return the slots of a parameter's state, whether it counts steps, and what else there is, as a problem."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
-    problem = f"{others[0]} has not the shape of its parameter" if others else ""
+    problem = f"{others[0]} differs in shape from its parameter" if others else ""
     return slots, "step" in state, problem

@@ -85,7 +85,7 @@ class _Pilot:
     def _scheduled(self) -> Any:
         scheduler = self._new(self._optimizer) if self._new else None
         if scheduler is not None and not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            raise ConfigError(f"schedule returns {type(scheduler).__name__}, which is no torch.optim.lr_scheduler.")
+            raise ConfigError(f"schedule returns {type(scheduler).__name__}, not a torch.optim.lr_scheduler.")
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("schedule: ReduceLROnPlateau follows a score, not local steps. Use another schedule.")
         return scheduler

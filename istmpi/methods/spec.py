@@ -130,19 +130,18 @@ class MethodSpec:
         """Refuse, with a ConfigError, a method.wire that a run's method or values cannot have."""
         if self.sends_largest(run) and self.outer(run) != (1, 0):
             raise ConfigError(
-                "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), for which all "
-                "values come to their owners. Leave one of the two out."
+                "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
+                "which needs all values. Leave one out."
             )
         wire = run.method.wire
         if wire != "float32" and not self.encodes:
             raise ConfigError(
-                f"method.wire = {wire!r} does not go with {self.name}, which sends its values as they are. Leave it "
-                f"out, or use another method."
+                f"method.wire = {wire!r} does not go with {self.name}, which sends exact values. Leave it "
+                "out, or use another method."
             )
         if wire != "float32" and run.model.dtype != "float32":
             raise ConfigError(
-                f"method.wire = {wire!r} is for values of float32, but model.dtype = {run.model.dtype!r}. Leave one "
-                f"of the two out."
+                f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
             )
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -152,7 +151,8 @@ class MethodSpec:
         for name in run.method.partition or ():
             if name not in architecture.groups:
                 raise ConfigError(
-                    f"method.partition: {name} is no unit group of this model{did_you_mean(name, architecture.groups)}"
+                    f"method.partition: {name} is not a unit group of this "
+                    f"model{did_you_mean(name, architecture.groups)}"
                 )
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
@@ -228,12 +228,12 @@ class MethodSpec:
             self.least(run, architecture),
         )
         if not groups:
-            raise ConfigError(f"{asked} with {self.name}, which deals out nothing here. Leave shares out, or use ist.")
+            raise ConfigError(f"{asked} with {self.name}, which deals out no units here. Leave shares out, or use ist.")
         for name, count in least.items():
             if overlaps(architecture.lengths[name], ranks, count):
                 raise ConfigError(
-                    f"{asked} does not go with {count} units of {name} at least on every rank, of which ranks have "
-                    f"some in common. Leave one of the two out."
+                    f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
+                    "share. Leave one out."
                 )
 
     def outer(self, run: Run) -> tuple[float, float]:
@@ -298,9 +298,9 @@ class MethodSpec:
         if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
             return
         if self.outer(run) != (1, 0):
-            why = "an outer step (outer_lr, outer_momentum), which owners take of all weights when the round is over"
+            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
         elif not self.groups(run, architecture):
-            why = "a network of which nothing is dealt out (method.partition)"
+            why = "a network without dealt units (method.partition)"
         else:
             why = f"blocks that several ranks hold (method.min_blocks = {run.method.min_blocks})"
         raise ConfigError(f"method.delay = {run.method.delay} of {self.name} does not go with {why}. Leave one out.")
