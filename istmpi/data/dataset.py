@@ -28,7 +28,7 @@ WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 """The names of splits: of folders and files, or words in these, and of arrays."""
-_CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
+_CONVENTIONS = {"counted_from": "its features were counted from {} but from {}", "type": "its features are {} but {}"}
 
 
 class Split(ABC):
@@ -104,7 +104,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
     number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     here, there = ("without a name" if name is None else repr(name) for name in names)
-    return f"feature {number} is {here}, but {there}"
+    return f"feature {number} is {here} but {there}"
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
@@ -117,8 +117,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
     if not finite.all():
         row, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; every feature must "
-            "be finite, as a float32 is up to 3.4e38. Remove, fill or scale such examples first."
+            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; features must be "
+            "finite, at most 3.4e38 (float32). Remove, fill or scale such examples first."
         )
 
 
@@ -189,8 +189,8 @@ class Dataset:
             return self
         if "validation" in self.splits:
             raise ConfigError(
-                f"data.validation = {fraction}, but {self.source} has a validation split of its own. Leave "
-                f"data.validation out: that one is taken."
+                f"data.validation = {fraction}, but {self.source} has a validation split. Leave "
+                "data.validation out to use it."
             )
         train, validation = self.train.divided(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})

@@ -71,7 +71,7 @@ def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
     path = Path(path)
     with _reading(path):
         if not path.is_file() or not h5py.is_hdf5(path):
-            raise DataError(f"{path} is not an HDF5 file. Make one with `istmpi prepare`.")
+            raise DataError(f"{path} is not an HDF5 file. Make it with `istmpi prepare`.")
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
         with _reading(path):
@@ -110,7 +110,7 @@ class PreparedFile:
 
     def _version(self) -> int:
         if plain(self.attribute("format", "")) != FORMAT:
-            raise self.error("is an HDF5 file, but not one of prepared data; make one with `istmpi prepare`")
+            raise self.error("is an HDF5 file, but not prepared data; make it with `istmpi prepare`")
         version = self.attribute("version")
         if version not in READABLE:
             readable = " and ".join(map(str, READABLE))

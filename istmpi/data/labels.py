@@ -34,16 +34,14 @@ def read_labels(
         task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
         if labels.dtype.kind in "iufO" and (task == CLASSIFICATION or (labels == np.trunc(labels)).all()):
             count, taken = len(np.unique(labels)), "numbers to predict" if task == REGRESSION else "classes"
-            notes.assume(f"{len(labels):,} labels are whole numbers of {count:,} values: taken for {taken}", _TASK)
+            notes.assume(f"{len(labels):,} labels are whole numbers of {count:,} values: treated as {taken}", _TASK)
     if task == CLASSIFICATION:
         classes, y = _classes(labels, parts, source)
         return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
     if task == MULTI_LABEL:
         y = _split(_flags(labels, parts, source), parts)
         if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
-            notes.leave_out(
-                f"{len(never)} of {labels.shape[1]} labels, that no training example has: {first_of(never)}"
-            )
+            notes.leave_out(f"{len(never)} of {labels.shape[1]} labels that no training example has: {first_of(never)}")
         return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
@@ -71,7 +69,7 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     names = np.char.strip(labels)
     if (empty := names == "").any():
         raise DataError(
-            f"{source}: {what}: that of example {int(np.argmax(empty))} is empty. Name its class, or remove it."
+            f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, or remove it."
         )
     return names
 
@@ -80,7 +78,7 @@ def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, 
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
             raise DataError(
-                f"{source}: the labels are {labels.shape[1]} numbers an example, not a single 1 among 0; "
+                f"{source}: the labels are {labels.shape[1]} numbers per example, not a single 1 among zeros; "
                 "classification needs one class. Give class numbers, or --task multi-label or regression."
             )
         return tuple(map(str, range(labels.shape[1]))), labels.argmax(axis=1)
@@ -88,8 +86,8 @@ def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, 
         if not (whole := (np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
             row = int(np.argmin(whole))
             raise DataError(
-                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class is a whole number or a name. "
-                "Correct it, or predict it as a number: --task regression."
+                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class must be a whole "
+                "number or a name. Correct it, or predict numbers: --task regression."
             )
         labels = labels.astype(np.int64)
     values, y = np.unique(labels, return_inverse=True)
@@ -98,16 +96,16 @@ def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, 
 
 def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
     if labels.dtype.kind not in "biufO" or not ((labels == 0) | (labels == 1)).all():
-        return REGRESSION, "not all 0 or 1: taken for numbers to predict"
+        return REGRESSION, "not all 0 or 1: treated as numbers to predict"
     if (np.count_nonzero(labels, axis=1) == 1).all():
-        return CLASSIFICATION, "a single 1 in each and else 0: taken for classes"
-    return MULTI_LABEL, "all 0 or 1: taken for several labels an example"
+        return CLASSIFICATION, "a single 1 in each: treated as classes"
+    return MULTI_LABEL, "all 0 or 1: treated as several labels per example"
 
 
 def _flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
     if labels.ndim != 2:
         raise DataError(
-            f"{source}: the labels are one an example; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
+            f"{source}: each example has one label; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
             "Leave --task out, or give classification."
         )
     if not (flags := (labels == 0) | (labels == 1)).all():
@@ -126,7 +124,7 @@ def _joined(parts: Parts, source: str) -> np.ndarray:
         types = ", ".join(str(part.dtype) for part in arrays)
         raise DataError(f"{source}: the labels are of {types}; give whole numbers or names.")
     if len({part.shape[1:] for part in arrays}) > 1:
-        raise DataError(f"{source}: the labels of its splits are of different shapes; give them one.")
+        raise DataError(f"{source}: the labels of its splits differ in shape; give them the same shape.")
     if kinds <= {*"biu"} and np.result_type(*arrays).kind == "f":  # int64 and uint64
         arrays = [part.astype(object) for part in arrays]
     return np.concatenate(arrays)

@@ -111,8 +111,8 @@ class Extent:
         narrow = (spread < NARROWEST * largest) | (self._rounded & (spread < NARROW * largest))
         if len(close := np.flatnonzero(varying & (alike | narrow))):
             raise DataError(
-                f"{source}: values of {named(close, what)} are too close together for float32, which has 24 bits. "
-                f"Subtract a number from them first, or scale them."
+                f"{source}: values of {named(close, what)} are too close together for the 24 bits of float32. "
+                "Subtract a number from them first, or scale them."
             )
 
 

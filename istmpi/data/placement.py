@@ -35,8 +35,7 @@ def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: i
     if len(rows) == 0:
         cure = "raise alpha, change the seed or use fewer ranks" if placement == "by-label" else "use fewer ranks"
         raise DataError(
-            f"rank {stream} of {streams} gets none of the {len(labels)} training examples under {placement} placement; "
-            f"every rank needs at least one: {cure}."
+            f"rank {stream} of {streams} gets no training example of {len(labels)} with {placement} placement; {cure}."
         )
     return rows
 
@@ -50,7 +49,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
     if labels.ndim != 1:
         raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
     if not alpha > 0:
-        raise ConfigError(f"alpha is {alpha}; by-label placement needs a number above 0, for example 0.5.")
+        raise ConfigError(f"alpha is {alpha}; by-label placement needs a number above 0, such as 0.5.")
     shards: list[list[np.ndarray]] = [[] for _ in range(streams)]
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -79,10 +79,10 @@ def prepare(
     parameters = inspect.signature(read).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for option in (option for option in options if option not in names):
-        takes = did_you_mean(option, names) if names else "; it takes none"
+        takes = did_you_mean(option, names) if names else "; it has no options"
         raise ConfigError(f"data kind {kind} has no option {option}{takes}")
     if not 0 <= max_bad <= 1:
-        raise ConfigError(f"max_bad is {max_bad}; it is a share of the files, from 0 to 1, for example 0.01.")
+        raise ConfigError(f"max_bad is {max_bad}; it must be a fraction of the files from 0 to 1, such as 0.01.")
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:

@@ -59,7 +59,7 @@ def open_dataset(
     if source == "digits":
         return open_digits()
     if RANK in source and stream is None:
-        raise ConfigError(f"data {source} has {RANK}, but this command reads one file; write a rank's number instead.")
+        raise ConfigError(f"data {source} has {RANK}, but this command reads one file; give a rank's number instead.")
     path = Path(source.replace(RANK, str(stream)))
     if not path.exists():
         raise DataError(f"data {path} does not exist{_nearest(path)}")
@@ -70,9 +70,7 @@ def open_dataset(
     if path.suffix in SUFFIXES:
         return windowed(open_prepared(path), length)
     kind = _KINDS.get(path.suffix, "KIND")
-    raise DataError(
-        f"data {path} is neither .h5 nor .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5"
-    )
+    raise DataError(f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5")
 
 
 def open_npz(path: Path) -> Dataset:
@@ -92,8 +90,8 @@ def open_npz(path: Path) -> Dataset:
 
 def _nearest(path: Path) -> str:
     if not path.parent.is_dir():
-        return f": there is no folder {path.parent}. Check the path."
+        return f": the folder {path.parent} does not exist. Check the path."
     near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
     if near:
         return f"; did you mean {path.with_name(near[0])}?"
-    return ". Make it with `istmpi prepare`, or use the built-in data: digits."
+    return ". Make it with `istmpi prepare`, or use the built-in digits."

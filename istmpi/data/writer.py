@@ -129,12 +129,10 @@ def _writing(target: Path) -> Iterator[None]:
 
 def check_target(target: Path, force: bool) -> None:
     if target.suffix not in SUFFIXES:
-        raise ConfigError(
-            f"{target} is no name for a prepared file; training knows those by .h5. Call it {target.name}.h5."
-        )
+        raise ConfigError(f"{target} must end in .h5, as prepared files do. Name it {target.name}.h5.")
     if target.is_dir() or (target.exists() and not force):
-        raise ConfigError(f"{target} exists; a file is replaced only with --force. Or choose another name.")
+        raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
-        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}. Create it first.")
+        raise OutputError(f"{target} cannot be written: the folder {target.parent} does not exist. Create it first.")
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{target} cannot be written: {target.parent} is not writable. Choose another folder.")

@@ -56,8 +56,8 @@ def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
     (first, *others), target = batch.inputs, None if isinstance(batch.targets, Mapping) else batch.targets[1]
     if isinstance(first, dict) and not (network and first):
         raise DataError(
-            f"{source} has examples with the entries {', '.join(batch.targets if target is None else first)}; they go "
-            f"by name to the forward of a network of your own. Give one that takes some, --model FILE.py:Class."
+            f"{source} has examples with entries {', '.join(batch.targets if target is None else first)}, "
+            "which are passed by name to your network's forward. Give such a network: --model FILE.py:Class."
         )
     classes = getattr(datasets["train"], "classes", ())
     classes = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
@@ -81,7 +81,7 @@ def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)
     if not callable(value):
-        raise ConfigError(f"{option} {name}: there is no {what} {inner}{did_you_mean(inner, vars(module))}")
+        raise ConfigError(f"{option} {name} has no {what} {inner}{did_you_mean(inner, vars(module))}")
     return module, value
 
 
@@ -106,17 +106,17 @@ def _called(source: str, function: Any, rank: int) -> Mapping[str, Any]:
     except ConfigError:
         raise
     except Exception as error:
-        raise DataError(f"--data {source}: it fails: {short(error)}.") from error
+        raise DataError(f"--data {source} fails: {short(error)}.") from error
     splits = dict(zip(SPLITS, splits)) if isinstance(splits, tuple) else splits
     if not isinstance(splits, Mapping) or not {*SPLITS[:2]} <= splits.keys() <= {*SPLITS}:
-        what = f"it returns {str(splits)[:80]}, not (train, test) or a dict of {', '.join(SPLITS)}"
+        what = f"it returns {str(splits)[:80]} instead of (train, test) or a dict of {', '.join(SPLITS)}"
         raise DataError(f"--data {source}: {what}.")
     for split, dataset in splits.items():
         counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if not counted or isinstance(dataset, IterableDataset):
             raise DataError(
-                f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or __getitem__. A loader or an "
-                f"iterable data set goes into a loop of your own, istmpi.Distributed."
+                f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or __getitem__. Use a "
+                "loader or an iterable data set in your own loop: istmpi.Distributed."
             )
         if not len(dataset):
             raise DataError(f"--data {source}: {split} is empty; it needs at least one example.")

@@ -49,7 +49,7 @@ class OwnSplit(Split):
             named = {key: value for key, value in batch.items() if self.takes is None or key in self.takes}
             return Batch((Named(named),), batch, len(rows))
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise DataError(f"{self.name} has examples that are neither (inputs, target) nor dicts, but {type(batch)}.")
+            raise DataError(f"{self.name} has examples that are not (inputs, target) or dicts but {type(batch)}.")
         inputs, target = batch
         if self.whole:
             inputs = (Named(inputs),) if isinstance(inputs, Mapping) else inputs
@@ -77,8 +77,8 @@ class OwnSplit(Split):
             except Exception as error:
                 odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
                 raise DataError(
-                    f"{self.name} example {odd} does not go into a batch with example {rows[0]}: {short(error)}. Give "
-                    f"them a common shape, or write collate(items) in the file of the data."
+                    f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
+                    "Give all the same shape, or write collate(items) in the data file."
                 ) from error
 
     def _go_together(self, *items: Any) -> bool:

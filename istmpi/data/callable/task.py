@@ -47,7 +47,7 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
             inspect.signature(function).bind(None, None)
         except TypeError as error:
             raise ConfigError(
-                f"{place}: {name} must take (outputs, batch) and nothing else; in a class make it a @staticmethod."
+                f"{place}: {name} must take exactly (outputs, batch); in a class make it a @staticmethod."
             ) from error
         functions[name] = _checked(f"{place}: {name}", function), holder
     return functions
@@ -67,8 +67,8 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
         kind = kind_of(target)
         if kind not in _BY_TARGET:
             raise ConfigError(
-                f"{source} has targets of {kind}; only integers and floats have a loss by default. Write "
-                f"loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
+                f"{source} has targets of {kind}; only integers and floats have a default loss. Write "
+                "loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
             )
         holder = holder or _BY_TARGET[kind]
         loss = _checked(f"{source}: the loss of {kind} targets", _BY_TARGET[kind].loss)
@@ -91,7 +91,7 @@ def _checked(subject: str, function: Function) -> Function:
             what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(f"{subject} returns a value of {what}; it must return one number, the mean over a batch.")
         if torch.is_grad_enabled() and not getattr(value, "requires_grad", False):
-            raise ConfigError(f"{subject} needs no gradient. Compute it from outputs that are not detached.")
+            raise ConfigError(f"{subject} has no gradient. Compute it from outputs that are not detached.")
         return value
 
     return checked

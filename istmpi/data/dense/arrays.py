@@ -65,24 +65,24 @@ def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndar
     shown = " x ".join(map(str, x.shape[1:]))
     if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
-            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x {x.shape[3]}. "
-            f"Prepare it with --channels last where they are images of {x.shape[1]} x {x.shape[2]}, else --channels "
-            f"first."
+            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x "
+            f"{x.shape[3]}. Prepare images of {x.shape[1]} x {x.shape[2]} with --channels last, others with "
+            "--channels first."
         )
     if channels is not None and x.ndim != 4:
-        raise DataError(f"{source}: x has examples of {shown}; --channels is for three axes. Leave it out.")
+        raise DataError(f"{source}: x has examples of {shown}, but --channels needs three axes. Leave it out.")
     return np.moveaxis(x, 3, 1) if channels == "last" else x
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:
     archives = [name for name in archive.names if name.endswith(".npz")]
     if len(archives) > 1:
-        raise DataError(f"{archive.path} has {len(archives)} .npz files; give one of them.")
+        raise DataError(f"{archive.path} has {len(archives)} .npz files; give one.")
     names = archives or [name for name in archive.names if name.endswith(".npy")]
     if not names:
         raise DataError(
-            f"{archive.path} holds {', '.join(archive.names[:3])}, no .npz or .npy. Save its arrays with np.savez as "
-            f"x_train, y_train, x_test and y_test, or x and y."
+            f"{archive.path} holds {', '.join(archive.names[:3])}, but no .npz or .npy. Save its arrays with "
+            "np.savez as x_train, y_train, x_test and y_test, or x and y."
         )
     arrays = {}
     for name in names:
@@ -117,7 +117,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
     by_name: dict[str, str] = {}
     for name in arrays:
         if (other := by_name.setdefault(name.lower(), name)) != name:
-            raise DataError(f"{source} holds both {other} and {name}. Keep one of them.")
+            raise DataError(f"{source} has both {other} and {name}. Keep one of them.")
     names: dict[str, list[str]] = {}
     for split in SPLITS:
         for x, y in zip(array_names("x", split), array_names("y", split)):
@@ -134,13 +134,13 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
         of_one_form = x.ndim >= 2 and x.shape[1:] == shape and 0 not in shape + y.shape[1:]
         if not of_one_form or y.ndim not in (1, 2) or len(x) != len(y) or x.dtype.kind not in "fiub":
             raise DataError(
-                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit; needed are numbers [n, ...] and n "
-                "labels, with examples of one shape in all splits."
+                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit. Give numbers [n, ...] and n "
+                "labels, with one example shape in all splits."
             )
     if np.dtype(np.uint8) in types and any(dtype.kind == "f" for dtype in types):
         raise DataError(
-            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) would be "
-            f"read alike. Save all splits as one type, on one scale."
+            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) "
+            "would be mixed. Save all splits with the same type and scale."
         )
     return with_test(pairs, source), {name for pair in names.values() for name in pair}
 
@@ -160,7 +160,7 @@ def _map(file: BinaryIO) -> np.ndarray:
     shape, fortran, dtype = read(file)
     missing = prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
     if dtype.hasobject or missing > 0 or min(shape, default=0) < 0:
-        raise ValueError(f"it holds objects, or is {missing:,} bytes shorter than its header says")
+        raise ValueError(f"it holds objects, or is {missing:,} bytes shorter than its header states")
     if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -60,7 +60,7 @@ def read_inputs(
     elif name.endswith(SUFFIXES):
         data = open_prepared(path)
         if differences := other_reading(data.reading, reading):
-            raise DataError(f"{path}: {differences} in the network's training data. Prepare it as these.")
+            raise DataError(f"{path}: {differences} in the network's training data. Prepare it the same way.")
         blocks = _of_dataset(data, source, shape, split)
     elif name.endswith((".npz", ".npy")):
         of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
@@ -105,17 +105,15 @@ def _of_array(
     by_name = {name.lower(): name for name in arrays}
     taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
     if not taken and len(arrays) != 1:
-        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; call the array of examples x.")
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x.")
     x = arrays[taken[0]] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
-        raise DataError(f"{path}: x is of {x.dtype}; needed are numbers.")
+        raise DataError(f"{path}: x is of {x.dtype}; give numbers.")
     if differences := other_reading(convention_of([x.dtype]), reading):
-        raise DataError(f"{path}: {differences} in the network's training data. Give x as these, on their scale.")
+        raise DataError(f"{path}: {differences} in the network's training data. Give x in the same form and scale.")
     if reading.get("channels") == "last":
         if x.ndim not in (3, 4):
-            raise DataError(
-                f"{path}: x is {x.shape}; the network was trained on [n, height, width, channels]. Give that."
-            )
+            raise DataError(f"{path}: x is {x.shape}; give [n, height, width, channels], as in training.")
         x = np.moveaxis(x, -1, -3)
     if x.ndim > 0 and same_form(x.shape, shape):
         x = x[np.newaxis]
@@ -144,14 +142,15 @@ def _of_table(
         if len({*columns}) < len(columns) or sorted(table.names) != sorted(columns):
             differences = other_reading({"columns": table.names}, {"columns": columns}) or "its names are not unique"
             raise DataError(
-                f"{path}: {differences} in the training data. Give the same columns, each with its own name; --label "
-                f"passes over one, --header no takes a table without a header, --delimiter says what is between."
+                f"{path}: {differences} in the training data. Give the same columns with unique names; "
+                "--label skips a column, --header no reads a table without a header, --delimiter sets the "
+                "delimiter."
             )
         table.x = table.x[:, [table.names.index(name) for name in columns]]
     if (width := table.x.shape[1]) != prod(shape):
         raise DataError(
-            f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Pass over the column of labels with "
-            f"--label; --delimiter says what is between columns."
+            f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Skip the column of labels "
+            "with --label; --delimiter sets the delimiter."
         )
     step = rows_per_block(prod(shape))
     for start in range(0, len(table.x), step):

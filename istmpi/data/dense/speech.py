@@ -75,8 +75,8 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
         return [replace(example, split=splits.get(example.name, "train")) for example in examples]
     if not examples[0].split:
         raise DataError(
-            f"{archive.path} has no splits. Give testing_list.txt, with a path WORD/FILE a line, or folders train/ and "
-            f"test/; let no speaker be in both."
+            f"{archive.path} has no splits. Give testing_list.txt with a path WORD/FILE per line, or folders "
+            "train/ and test/; no speaker may be in both."
         )
     return checked_splits(archive, examples, decoder.notes)
 
@@ -92,10 +92,11 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
             if path not in paths:
                 missing += [f"{path} in {list_name}"] * bool(path)
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
-                raise DataError(f"{archive.path}: {path} is in the lists of both splits. Take it out of one.")
+                raise DataError(f"{archive.path}: {path} is in the lists of both splits. Remove it from one.")
     if missing and "test" not in splits.values():
         raise DataError(
-            f"{archive.path}: its lists name no file for testing: there is no {missing[0]}. A line must be WORD/FILE."
+            f"{archive.path}: its lists name no existing test file: {missing[0]} is missing. Write WORD/FILE "
+            "on each line."
         )
     if missing:
         notes.leave_out(f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}")
@@ -115,7 +116,7 @@ def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarra
                 if not RATES[0] <= rate <= RATES[1]:
                     raise BadFileError(f"{rate:,} samples a second; they must be from {RATES[0]:,} to {RATES[1]:,}")
                 if file.frames * file.channels > MOST_SAMPLES:
-                    raise BadFileError(f"{file.frames:,} samples of {file.channels} channels; that is too much")
+                    raise BadFileError(f"{file.frames:,} samples of {file.channels} channels are too many")
                 sound = file.read(dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, MemoryError, ValueError) as error:
             raise BadFileError(reason(error)) from error
@@ -125,7 +126,9 @@ def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarra
             raise BadFileError("samples that are not finite, or far too large")
         first = first or (name, rate)
         if rate != first[1]:
-            raise DataError(f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to one rate first.")
+            raise DataError(
+                f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to the same rate first."
+            )
         clip = sound.mean(axis=1)
         if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
             raise BadFileError("channels that cancel each other: they are in opposite phase")

@@ -65,7 +65,7 @@ def read(
     first, *others = tables.values()
     for other in others:
         if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
-            raise DataError(f"{other.name} has not the columns of {first.name}; give tables of one form.")
+            raise DataError(f"{other.name} has other columns than {first.name}; give tables with the same columns.")
     if label is None:
         named = f", {first.name_of_label}" if first.name_of_label else ""
         notes.assume(f"the labels are in the last column{named}", "--label")
@@ -92,11 +92,11 @@ def _find(archive: Archive) -> dict[str, str]:
         return {"": names[0]}
     if not {"train", "test"} <= by_split.keys():
         held = ", ".join(names[:5]) or "none"
-        raise DataError(f"{archive.path}: needed is one table, or train.csv and test.csv; tables found: {held}.")
+        raise DataError(f"{archive.path} needs one table, or train.csv and test.csv, but has: {held}.")
     chosen = {split: by_split[split] for split in SPLITS if split in by_split}
     for split, files in chosen.items():
         if len(files) > 1:
-            raise DataError(f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one of them.")
+            raise DataError(f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one.")
     return {split: files[0] for split, files in chosen.items()}
 
 
@@ -107,11 +107,14 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
     if names:
         if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
             raise DataError(
-                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Write it with a point, or give "
-                "--task classification."
+                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal point, or "
+                "give --task classification."
             )
         count, dtype = sum(texts[name] for name in names), np.str_
-        reason = f"{count:,} of {texts.total():,} labels are no numbers, as {one_line(names[0])!r}, so all are classes"
+        reason = (
+            f"{count:,} of {texts.total():,} labels are not numbers (such as {one_line(names[0])!r}), so all are "
+            "classes"
+        )
     elif all(map(is_whole_number, texts)):
         few = len({int(text) for text in texts}) <= FEW
         reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
@@ -158,8 +161,8 @@ def read_table(
         first = [printable(field.strip()) for _, row in opening for field in row]
         if label is not None and len(first) < 2:
             raise DataError(
-                f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; needed are features and a "
-                f"label. What separates the columns? Give --delimiter."
+                f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs features "
+                "and a label. Set --delimiter."
             )
         place = None if label is None else _place_of(name, first, label.strip())
         others = {place, first.index(passed_over) if header is not False and passed_over in first else None}
@@ -176,8 +179,8 @@ def read_table(
                 labels.append(row[place].strip())
                 if not labels[-1]:
                     raise DataError(
-                        f"{name}, line {number}: it has no label. Add it, or remove the line; a delimiter at a line's "
-                        f"end begins a column."
+                        f"{name}, line {number} has no label. Add it or remove the line; a delimiter at the "
+                        "end of a line starts another column."
                     )
     if given is None and opening and not header:
         odd_label = labels and not is_number(labels[0]) and labels.count(labels[0]) == 1
@@ -194,8 +197,8 @@ def _guess(name: str, line: str, notes: Notes) -> str:
     there = [word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line]
     if len(there) > 1:
         raise DataError(
-            f"{name}: its first line has {' and '.join(there)}; only one can separate the columns, a decimal comma is "
-            f"none. Say which with --delimiter."
+            f"{name}: its first line has {' and '.join(there)}; which is the delimiter is unclear (a decimal "
+            "comma is not). Set --delimiter."
         )
     delimiter = there[0] if there else ","
     notes.assume(f"the columns are separated by {delimiter!r}", "--delimiter")
@@ -207,8 +210,8 @@ def _is_header(name: str, features: list[str]) -> bool:
     if any(numbers) and not all(numbers):
         odd = next(field for field in features if field and not is_number(field))
         raise DataError(
-            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. If the line is a header, give "
-            f"--header yes, else fill or drop it."
+            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. Give --header yes if the "
+            "line is a header, otherwise fill or drop it."
         )
     return bool(features) and not all(numbers)
 
@@ -227,8 +230,9 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
         (line, field) for (line, _), row in zip(numbered, features) for field in row if not is_number(field)
     )
     raise DataError(
-        f"{name}, line {line}: {one_line(field)!r} is not a number; features must be, with a decimal point. Encode, "
-        f"fill or drop it{'' if header or line > 1 else '; if the line is a header, give --header yes'}."
+        f"{name}, line {line}: {one_line(field)!r} is not a number; features must be numbers with a decimal "
+        "point. Encode, fill or drop "
+        f"it{'' if header or line > 1 else '; if the line is a header, give --header yes'}."
     )
 
 
@@ -236,8 +240,8 @@ def _examples(name: str, rows: Iterator[_Row], columns: int) -> Iterator[_Row]:
     for line, row in rows:
         if len(row) != columns:
             raise DataError(
-                f"{name}, line {line}: {len(row)} columns, not the {columns} of line 1. A delimiter at a line's end "
-                f"begins a column."
+                f"{name}, line {line}: {len(row)} columns, but line 1 has {columns}. A delimiter at the end "
+                "of a line starts another column."
             )
         yield line, row
 
@@ -265,13 +269,13 @@ def _place_of(name: str, first: list[str], label: str) -> int:
 def require_exact(text: str, where: str) -> None:
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
-            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps; close ones would be alike. "
-            "Subtract a number from its column, or divide it, first."
+            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close values would "
+            "be equal. Subtract a number from its column, or divide it, first."
         )
 
 
 def character_of(delimiter: str) -> str:
     character = "\t" if delimiter == "tab" else delimiter
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
-        raise ConfigError(f"delimiter {delimiter!r} cannot be one; give a character such as ';', or tab.")
+        raise ConfigError(f"delimiter {delimiter!r} is invalid; give a character such as ';', or tab.")
     return character

@@ -57,7 +57,7 @@ class Stream:
         with self._named_damage():
             line = self._file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
-            raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Cut it into several.")
+            raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
         return line
 
 
@@ -87,7 +87,7 @@ class Archive:
         self.names = sorted(self._paths if self._members_of is None else self._members_of)
         if not self.names:
             raise DataError(
-                f"{self.path} holds no files (hidden ones and links in a tar do not count). Give one that does."
+                f"{self.path} has no files (hidden files and links in a tar do not count). Give a source with files."
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
@@ -97,7 +97,8 @@ class Archive:
                 content = file.read(limit + 1)
             if len(content) > limit:
                 raise DataError(
-                    f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the most for such a file. Take it out."
+                    f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the limit for this kind of "
+                    "file. Remove it."
                 )
             yield name, content
 
@@ -135,8 +136,8 @@ class Archive:
             shown = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(8))
             yield f"{counted(len(unread), 'file')} not read: {shown}; such as {unread[0]}"
         if self._left_out:
-            what = "hidden, no file, or a link (tar -h --hard-dereference packs what they stand for)"
-            yield f"{counted(len(self._left_out), 'name')} passed over, {what}: such as {min(self._left_out)}"
+            what = "hidden, not files, or links (tar -h --hard-dereference packs their targets)"
+            yield f"{counted(len(self._left_out), 'name')} skipped, {what}; such as {min(self._left_out)}"
 
     def _files(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
         self._read.update(names)
@@ -182,7 +183,7 @@ class Archive:
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in waiting:
                 if member.issparse():
-                    raise DataError(f"{self.path}: {waiting[number]} is stored as sparse. Pack it without --sparse.")
+                    raise DataError(f"{self.path}: {waiting[number]} is a sparse entry. Pack it without --sparse.")
                 yield waiting.pop(number), tar.extractfile(member)
                 if not waiting:
                     return

@@ -73,7 +73,7 @@ class Decoder:
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
-        self.split = "as SRC has it"
+        self.split = "as in SRC"
         self.notes = Notes()
         self._stack = ExitStack()
 
@@ -126,8 +126,8 @@ class Decoder:
             return
         names = sorted(bad)[:3]
         raise DataError(
-            f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, among them "
-            f"{', '.join(names)} ({bad[names[0]]}). Repair them, or allow more with --max-bad."
+            f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, "
+            f"among them {', '.join(names)} ({bad[names[0]]}). Repair them, or raise --max-bad."
         )
 
 
@@ -170,10 +170,10 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
     for name, path in paths.items():
         outer, split, folders = path[0], split_of(path[0]) if in_splits else "", path[1:] if in_splits else path
         if in_splits and split and not folders:
-            raise DataError(f"{archive.path}: {name} is in no class folder; it must be {outer}/CLASS/FILE.")
+            raise DataError(f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE.")
         if in_splits and not split:
             raise DataError(
-                f"{archive.path} has train/ or test/ but {name} is in neither. Move it there, or take it away."
+                f"{archive.path} has train/ or test/, but {name} is in neither. Move it there, or remove it."
             )
         inner = folders[1:] if in_splits else folders
         if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
@@ -190,13 +190,14 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
     """Return the examples; those for validation become test examples where there are none."""
     if {example.split for example in examples} == {"train", "validation"}:
-        notes.assume("examples for validation are for testing: there are no others")
+        notes.assume("validation examples are used for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]
     trained = {example.label for example in examples if example.split == "train"}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:
         raise DataError(
-            f"{archive.path}: {unknown.name} is of class {unknown.label}, of which train/ has none. Lay it out as "
-            f"SPLIT/CLASS/FILE, or take it away; lists of labels, as Tiny ImageNet's val_annotations.txt, are not read."
+            f"{archive.path}: {unknown.name} is of class {unknown.label}, which train/ lacks. Arrange files "
+            "as SPLIT/CLASS/FILE, or remove it; lists of labels (Tiny ImageNet's val_annotations.txt) are "
+            "not read."
         )
     return examples

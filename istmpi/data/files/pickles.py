@@ -38,7 +38,7 @@ class _Array:
     def __setstate__(self, state: tuple) -> None:
         _, shape, dtype, fortran, content = state
         if not isinstance(dtype, _Dtype) or not isinstance(content, bytes) or min(shape, default=0) < 0:
-            raise PickleError("it has an array of something else than numbers")
+            raise PickleError("it has an array that does not hold numbers")
         self.values = np.frombuffer(content, dtype.code).reshape(shape, order="F" if fortran else "C")
 
 
@@ -50,7 +50,7 @@ class _Dtype:
 
     def __setstate__(self, state: tuple) -> None:
         if _text(state[1]) not in "<|":
-            raise PickleError("it has numbers whose bytes are in another order")
+            raise PickleError("it has numbers in another byte order")
 
 
 class _Matrix(_Array):

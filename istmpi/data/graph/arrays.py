@@ -84,7 +84,7 @@ def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     """Return a table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
     with archive.stream(name) as stream:
         lines = [line.decode(errors="replace") for line in stream.lines()] or ["nothing"]
-    with reading(f"{archive.path}: {name} cannot be read", "Give lines of numbers with commas between.", ValueError):
+    with reading(f"{archive.path}: {name} cannot be read", "Give lines of comma-separated numbers.", ValueError):
         table = np.loadtxt(lines, dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
@@ -107,13 +107,13 @@ def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
     if "adj_indptr" in arrays:
         rows, columns, values, shape = csr_of(_parts(arrays, "adj_"), "adj_", source)
         if shape[0] != shape[1]:
-            raise DataError(f"{source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix is square.")
+            raise DataError(f"{source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix must be square.")
         return columns[values != 0], rows[values != 0]
     index = _first(arrays, EDGES, "edges", source)
     if index.ndim != 2 or len(index) != 2:
         raise DataError(f"{source}: its edges have the shape {index.shape}; give [2, edges], sources first.")
     if index.dtype.kind not in "iu":
-        raise DataError(f"{source}: its edges are of {index.dtype}; give the whole numbers of nodes.")
+        raise DataError(f"{source}: its edges are of {index.dtype}; give integer node numbers.")
     return tuple(index.astype(np.int64))
 
 
@@ -130,15 +130,15 @@ def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
     mask = given.dtype.kind == "b" or key.endswith("_mask")
     if given.ndim != 1 or (mask and len(given) != count):
         raise DataError(
-            f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each; of "
-            f"several splits choose one, as {key}[:, 0]."
+            f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each "
+            f"node; of several splits choose one: {key}[:, 0]."
         )
     if mask:
         if given.dtype.kind not in "biuf" or not ((given == 0) | (given == 1)).all():
-            raise DataError(f"{source}: {key} must have true or false, or 1 or 0, for each node. Correct it.")
+            raise DataError(f"{source}: {key} must be true or false, or 1 or 0, for every node. Correct it.")
         return np.flatnonzero(given)
     if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
-        raise DataError(f"{source}: {key} has numbers of nodes that are not from 0 to {count - 1}. Correct it.")
+        raise DataError(f"{source}: {key} has node numbers outside 0 to {count - 1}. Correct it.")
     return np.unique(given).astype(np.int64)
 
 
@@ -158,8 +158,8 @@ def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarr
         fits = fits and columns.min(initial=0) >= 0 and columns.max(initial=-1) < shape[1]
     if not fits:
         raise DataError(
-            f"{where}: {name}indptr, _indices, _shape and _data are no compressed sparse rows of numbers. Save them "
-            f"again."
+            f"{where}: {name}indptr, _indices, _shape and _data are not compressed sparse rows of numbers. "
+            "Save them again."
         )
     return np.repeat(np.arange(shape[0]), np.diff(offsets)), columns, values, shape
 
@@ -184,7 +184,7 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     files = {name.removeprefix(prefix): content for name, content in archive.read([prefix + part for part in PARTS])}
 
     def pickled(part: str, kind: type) -> object:
-        with reading(f"{where}{part} is no pickle of Planetoid's", again, ValueError):
+        with reading(f"{where}{part} is not a Planetoid pickle", again, ValueError):
             value = read_pickle(files[part])
             if not isinstance(value, kind):
                 raise ValueError(f"it holds no {kind.__name__}")
@@ -197,21 +197,21 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     def one_hot(part: str) -> np.ndarray:
         value = pickled(part, np.ndarray)
         if value.ndim != 2 or not ((value == 0) | (value == 1)).all():
-            raise DataError(f"{where}{part} is no matrix of classes, one-hot. {again}")
+            raise DataError(f"{where}{part} is not a one-hot matrix of classes. {again}")
         return np.where(value.any(axis=1), value.argmax(axis=1), -1)
 
-    with reading(f"{where}test.index cannot be read", "Give a number a line.", ValueError):
+    with reading(f"{where}test.index cannot be read", "Give one number per line.", ValueError):
         index = np.array([whole_number(word) for word in files["test.index"].decode().split()], np.int64)
     others, tested = map(matrix, ("allx", "tx"))
     classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
     fits = len(others) == len(classes) and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
     fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
     if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
-        raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of one set.")
+        raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set.")
     pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
     lists = all(type(node) is int and isinstance(heard, list) for node, heard in pairs)
     if not lists or not all(type(other) is int for _, heard in pairs for other in heard):
-        raise DataError(f"{where}graph is no dictionary of lists of nodes. {again}")
+        raise DataError(f"{where}graph is not a dictionary of node lists. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
     x[: len(others)], labels[: len(others)] = others, classes

@@ -66,10 +66,10 @@ def read(
     alone = (degrees == 0) & (np.bincount(neighbours.arrays[0], minlength=count) == 0)
     facts = {"nodes": count, "nodes without an edge": int(alone.sum())}
     facts["directed edges" if directed else "edges, each in both directions"] = edges if directed else edges // 2
-    facts |= {"dropped edges of a node to itself": loops, "dropped edges that were there twice": repeated}
-    facts |= {"neighbours at most": int(degrees.max())}
+    facts |= {"dropped edges from a node to itself": loops, "dropped duplicate edges": repeated}
+    facts |= {"largest number of neighbours": int(degrees.max())}
     if parts is not None:
-        facts |= {"clusters": int(parts.max()) + 1, "share of edges between them": round(cut, 3)}
+        facts |= {"clusters": int(parts.max()) + 1, "share of edges between clusters": round(cut, 3)}
     outputs = labels.shape[1] if classes is None else len(classes)
     return material_of(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
 
@@ -125,8 +125,8 @@ def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np
         if (wrong := ~((labels == 0) | (labels == 1))).any():
             node, label = np.argwhere(wrong)[0]
             raise DataError(
-                f"{source}: node {node} has {labels[node, label]} as label {label}; of several labels each is there "
-                f"or not, 1 or 0. Give that, or one class a node."
+                f"{source}: node {node} has {labels[node, label]} as label {label}; several labels per node "
+                "must be 1 or 0. Give that, or one class per node."
             )
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
@@ -135,7 +135,7 @@ def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np
     if labels.dtype.kind == "f":
         labels = np.where(np.isnan(labels), -1.0, labels.astype(np.float64))
         if not ((np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
-            raise DataError(f"{source}: some labels are no whole numbers. Give each node its class.")
+            raise DataError(f"{source}: some labels are not whole numbers. Give each node a class.")
         labels = labels.astype(np.int64)
     labelled = labels >= 0 if labels.dtype.kind == "i" else np.ones(len(labels), bool)
     values, codes = np.unique(labels[labelled], return_inverse=True)
@@ -157,12 +157,12 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
     for split, other in combinations(nodes, 2):
         if len(both := np.intersect1d(nodes[split], nodes[other])):
             raise DataError(
-                f"{source}: node {both[0]} is both a {split} and a {other} node. Take it out of one of these masks."
+                f"{source}: node {both[0]} is both a {split} and a {other} node. Remove it from one of these masks."
             )
     for split, members in nodes.items():
         if not labelled[members].all():
             raise DataError(
-                f"{source}: {split} node {members[~labelled[members]][0]} has no label. Take it out of that mask."
+                f"{source}: {split} node {members[~labelled[members]][0]} has no label. Remove it from that mask."
             )
     return nodes
 
@@ -170,7 +170,7 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
 def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
-        raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to as many.")
+        raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to {count}.")
     metis = optional("pymetis", "METIS", "clusters of a graph", "graph")
     if clusters == 1:
         return np.zeros(count, np.int32), 0.0

@@ -219,17 +219,17 @@ def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "sh
         return data
     if placement == "by-label" and (how != "neighbours" or data.classes is None):
         raise ConfigError(
-            f"data.placement = 'by-label' needs examples with one class each, but those of {data.source} are not. "
-            f"Use shared, or of classes data.graph = 'neighbours'."
+            f"data.placement = 'by-label' needs examples with one class each, which {data.source} lacks. Use "
+            "shared, or for node classes data.graph = 'neighbours'."
         )
     if (placement, how) == ("sharded", "full"):
         raise ConfigError(
-            f"data.placement = 'sharded' needs several examples, but {data.source} is one whole graph. Use shared, "
-            f"or data.graph = 'clusters' or 'neighbours'."
+            f"data.placement = 'sharded' needs several examples, but {data.source} is a whole graph. Use "
+            "shared, or data.graph = 'clusters' or 'neighbours'."
         )
     if how == "clusters" and data.train.graph.clusters is None:
         raise ConfigError(
-            f"data.graph = 'clusters' needs a graph that was cut, but {data.source} was prepared whole: "
+            f"data.graph = 'clusters' needs a graph cut into clusters, but {data.source} was prepared whole: "
             f"istmpi prepare graph {data.source} DST.h5 --clusters N."
         )
     train = replace(data.train, how=how, fanout=tuple(fanout))

@@ -53,7 +53,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
         decoder.split = f"{ONE_IN_FIVE} of each class"
         examples = with_holdout(examples)
     pillow, modes = optional("PIL.Image", "Pillow", "images"), set()
-    decode = image_decoder(pillow, "RGB", "Give --size N to resize them.", modes, size and (size, size))
+    decode = image_decoder(pillow, "RGB", "Resize them with --size N.", modes, size and (size, size))
     splits, classes, bad = decoder.run(archive, examples, decode, MOST_BYTES)
     if grey := modes <= {*GREY}:  # then all three channels are alike
         splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
@@ -80,7 +80,7 @@ def image_decoder(
         image = _open(pillow, content)
         modes.add(image.mode)
         if mode == "L" and image.mode not in GREY:
-            raise DataError(f"{name} is in colour but {like[0]} is grey; all must be alike. Convert them first.")
+            raise DataError(f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first.")
         with _as_bad_file(pillow):
             if image.mode != mode:
                 image = image.convert(mode)
@@ -93,8 +93,8 @@ def image_decoder(
         first, (width, height) = like
         if image.size != (width, height):
             raise DataError(
-                f"{name} is {image.width}x{image.height} but {first} is {width}x{height}; all must be of one size. "
-                f"{cure}"
+                f"{name} is {image.width}x{image.height} but {first} is {width}x{height}; all must have the "
+                f"same size. {cure}"
             )
         pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
         return pixels.reshape(height, width, len(mode)).transpose(2, 0, 1)
@@ -106,7 +106,7 @@ def _open(pillow: ModuleType, content: bytes) -> object:
     with _as_bad_file(pillow):
         image = pillow.open(io.BytesIO(content))
         if image.width * image.height > MOST_PIXELS:
-            raise BadFileError(f"{image.width}x{image.height} pixels; that is too much")
+            raise BadFileError(f"{image.width}x{image.height} pixels are too many")
         image.load()
     if image.mode not in GREY + COLOUR:
         raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
@@ -173,14 +173,14 @@ def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
         return tuple(content.decode("utf-8", errors="replace").split())
     names = _unpickled(path, content, {layout.keys[1]: list})[layout.keys[1]]
     if not all(isinstance(name, bytes) for name in names):
-        raise DataError(f"{path} is not one of CIFAR's pickles: a class's name is no text. Download it again.")
+        raise DataError(f"{path} is not one of CIFAR's pickles: a class name is not text. Download it again.")
     return tuple(name.decode("utf-8", errors="replace") for name in names)
 
 
 def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
     if width := layout.label_bytes and layout.label_bytes + PIXELS:
         if len(content) % width:
-            raise DataError(f"{path} is {len(content)} bytes, no multiple of {width}. Download it again.")
+            raise DataError(f"{path} is {len(content)} bytes, not a multiple of {width}. Download it again.")
         records = np.frombuffer(content, np.uint8).reshape(-1, width)
         x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
     else:

@@ -142,11 +142,11 @@ def require_sides(data: Dataset, sides: Sequence[int]) -> None:
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
     if data.shape[1] != data.shape[2]:
-        raise ConfigError(f"train.resolution is for images as high as wide; those of {data.source} are {shown}.")
+        raise ConfigError(f"train.resolution needs square images; those of {data.source} are {shown}.")
     if sides[-1] != data.shape[2]:
         raise ConfigError(
-            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have {data.shape[2]} "
-            f"({shown}). End with that."
+            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have "
+            f"{data.shape[2]} ({shown}). End with that side."
         )
 
 

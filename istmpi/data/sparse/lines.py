@@ -79,14 +79,14 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
         if once or row_columns:
             filled, inside = filled + 1, len(counts) - filled - 1
             if header and filled > header.rows:
-                raise DataError(f"{where}: {_says(header)}, and here is one more. Correct the header.")
+                raise DataError(f"{where}: {_says(header)}, but there are more. Correct the header.")
     if not filled:
-        raise DataError(f"{stream.name}, line {end + 1}: it has no rows, the file is empty. Give one with rows.")
+        raise DataError(f"{stream.name}, line {end + 1}: the file is empty. Give a file with rows.")
     blank, missing = len(counts) - filled, header.rows - filled if header else 0
     if missing and not inside <= missing <= blank:
         raise DataError(
-            f"{stream.name}, line {end}: {_says(header)}, but it ends here after {filled:,}, and {blank:,} blank "
-            f"lines. Correct the header, or copy the file again."
+            f"{stream.name}, line {end}: {_says(header)}, but the file ends after {filled:,}, and {blank:,} "
+            "blank lines. Correct the header, or copy the file again."
         )
     lengths, label_lengths = (np.frombuffer(numbers, np.int32) for numbers in (counts, label_counts))
     kept = np.arange(len(counts)) < header.rows if missing else lengths + label_lengths > 0
@@ -97,7 +97,7 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
 
 
 def _says(header: Header) -> str:
-    return f"the header says that there are {header.rows:,} rows"
+    return f"the header states {header.rows:,} rows"
 
 
 def _header_of(where: str, line: bytes) -> Header | None:
@@ -107,14 +107,14 @@ def _header_of(where: str, line: bytes) -> Header | None:
         return None
     if len(words) != 3 or not all(word.isdigit() for word in words):
         raise DataError(
-            f"{where}: {_shown(line)} is neither a header, ROWS FEATURES LABELS, nor a row, LABEL FEATURE:VALUE. Add "
-            f"the header."
+            f"{where}: {_shown(line)} is not a header (ROWS FEATURES LABELS) or a row (LABEL FEATURE:VALUE). "
+            "Add the header."
         )
     header = Header(*(int(word[:19]) for word in words))  # int() refuses very many digits
     if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
         raise DataError(
-            f"{where}: its header says {one_line(line.decode(errors='replace').strip())}; each must be at least 1, "
-            f"features and labels below 2^31. Correct it."
+            f"{where}: its header is {one_line(line.decode(errors='replace').strip())}; each must be at least "
+            "1, features and labels below 2^31. Correct it."
         )
     return header
 
@@ -141,10 +141,10 @@ def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[in
         try:
             finite = abs(number(value.decode())) <= LARGEST
         except ValueError:
-            raise DataError(f"{where}: {_shown(word)} has no number behind its colon. Correct the line.") from None
+            raise DataError(f"{where}: {_shown(word)} has no number after its colon. Correct the line.") from None
         if not finite:
             raise DataError(
-                f"{where}: {_shown(word)} must have a finite value, as a float32 is up to 3.4e38. Correct the line."
+                f"{where}: {_shown(word)} must have a finite value of at most 3.4e38 (float32). Correct the line."
             )
     raise AssertionError(line)
 
@@ -154,12 +154,12 @@ def _require_number(where: str, word: bytes, what: str, total: int, first: int =
         index = whole_number(word.decode())
     except ValueError:
         raise DataError(
-            f"{where}: {_shown(word)} is no number of a {what}, which are whole numbers from 0. Correct the line."
+            f"{where}: {_shown(word)} is not a {what} number, a whole number from 0. Correct the line."
         ) from None
     if index == -1 and what == "label":
-        raise DataError(f"{where}: label -1; labels are numbers from 0. Of two classes, -1 and +1, write 0 for -1.")
+        raise DataError(f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 and +1.")
     if not first <= index < first + total:
-        constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "they run from 0 to 2^31"
+        constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "the range is 0 to 2^31"
         raise DataError(f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header.")
 
 

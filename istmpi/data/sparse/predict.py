@@ -31,7 +31,7 @@ def read_rows(
     """
     path = Path(source)
     if not path.is_file():
-        raise DataError(f"{path} is no file. Give a file of sparse rows to predict.")
+        raise DataError(f"{path} is not a file. Give a file of sparse rows to predict.")
     if path.name.lower().endswith(SUFFIXES):
         rows, guards = _of_prepared(path, features, split, reading)
     else:
@@ -43,16 +43,19 @@ def read_rows(
 def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]) -> Ragged:
     archive, first = Archive(path), reading.get(COUNTED_FROM, 0)
     if len(archive.names) > 1:
-        raise DataError(f"{path} holds {len(archive.names):,} files. Give one file of rows.")
+        raise DataError(f"{path} holds {len(archive.names):,} files. Give a single file of rows.")
     with archive.stream(archive.names[0]) as stream:
         read = read_lines(stream, Limits(features, first=first))
     if read.header:
         _require(path, read.header.features, features)
         if first:
-            tell(f"{path} has a header, so its features are counted from 0; those of training, without, were from 1")
+            tell(
+                f"{path} has a header, so its features are counted from 0; the training data had no header and "
+                "were counted from 1"
+            )
         first = 0
     elif COUNTED_FROM not in reading:
-        tell(f"features of {path} are counted from 0; the network does not say how those of its training data were")
+        tell(f"features of {path} are counted from 0; the network does not record how its training data were counted")
     columns, values = read.features.arrays
     return Ragged(read.features.offsets, (columns - first, values))
 
@@ -60,7 +63,7 @@ def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callab
 def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, Any]) -> tuple[Ragged, tuple]:
     data = open_prepared(path)
     if not TASKS[data.task].ranks_labels:
-        raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give such data.")
+        raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows.")
     _require(path, data.features, features)
     if split not in data.splits:
         raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
@@ -71,4 +74,6 @@ def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, An
 
 def _require(source: Path, given: int, features: int) -> None:
     if given != features:
-        raise DataError(f"{source} has {given:,} features; the network takes {features:,}. Number them as in training.")
+        raise DataError(
+            f"{source} has {given:,} features; the network takes {features:,}. Number features as in training."
+        )

@@ -69,8 +69,8 @@ def _find(archive: Archive) -> dict[str, str]:
     elif len(rest) == 1:
         return {"": rest[0]}
     raise DataError(
-        f"{archive.path}: needed are train.txt and test.txt, one file with NAME_trSplit.txt and NAME_tstSplit.txt, "
-        f"or one file; found: {', '.join(archive.names[:5])}."
+        f"{archive.path} needs train.txt and test.txt, a file with NAME_trSplit.txt and NAME_tstSplit.txt, or "
+        f"one file, but has: {', '.join(archive.names[:5])}."
     )
 
 
@@ -88,10 +88,10 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
         decoder.progress("reading", len(sources), len(names))
     bare = [rows for rows in sources if not rows.header]
     if counted_from is not None and not bare:
-        raise ConfigError("counted_from is for rows without a header; those with one count from 0. Leave it out.")
+        raise ConfigError("counted_from is for rows without a header; rows with a header count from 0. Leave it out.")
     if bare and counted_from is None:
         counted_from = int(all(rows.features.arrays[0].min(initial=1) for rows in bare))
-        has = "no feature has the number 0" if counted_from else "a feature has this number"
+        has = "feature 0 does not occur" if counted_from else "feature 0 occurs"
         notes.assume(f"features are counted from {counted_from}: {has}", "--counted-from")
     notes.reading[COUNTED_FROM] = counted_from or 0
     for rows in sources:
@@ -99,7 +99,7 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
             columns, values = rows.features.arrays
             rows.features = Ragged(rows.features.offsets, (columns - counted_from, values))
         if rows.blank_rows:
-            notes.assume(f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, each a row in its header's count")
+            notes.assume(f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, counted as rows in its header")
         elif rows.blank:
             notes.leave_out(f"{counted(rows.blank, 'line')} of {rows.name}, blank or a comment")
     return sources
@@ -122,7 +122,7 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
                 for sizes in (here, first)
             ]
             raise DataError(
-                f"{source.name}, line 1: it says {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
+                f"{source.name}, line 1states {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
     splits, seen, bare, unlabelled = {}, {}, 0, 0
@@ -133,22 +133,22 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
         kept = np.flatnonzero(chosen & (lengths > 0) & (label_lengths > 0))
         if not len(kept):
             raise DataError(
-                f"{rows.name}, line {rows.first_line}: it has no {split} row with a feature and a label from there on; "
-                f"a data set needs at least one. Check the file."
+                f"{rows.name}, line {rows.first_line}: no {split} row from there on has a feature and a "
+                "label; at least one is required. Check the file."
             )
         splits[split] = rows.features.take(kept), rows.labels.take(kept)
         seen[split] = np.zeros(sizes[1], bool)
         seen[split][splits[split][1].arrays[0]] = True
         if not (seen[split] & seen["train"]).any():
             raise DataError(
-                f"{rows.name}, line {rows.first_line}: none of the labels of the {split} rows from there on occurs in "
-                f"training. Are they numbered alike in all files?"
+                f"{rows.name}, line {rows.first_line}: no label of the {split} rows from there on occurs in "
+                "training. Number labels alike in all files."
             )
     features, labels = (round(float(np.diff(lists.offsets).mean()), 2) for lists in splits["train"])
     facts = {"labels": sizes[1], "labels in training": int(seen["train"].sum())}
     facts |= {"features in a row of training": features, "labels in a row of training": labels}
     facts |= {"dropped rows without features": bare, "dropped rows without labels": unlabelled}
-    facts["labels that their rows had already"] = sum(rows.repeated for rows in sources)
+    facts["labels repeated in their row"] = sum(rows.repeated for rows in sources)
     return material_of(archive.source, *sizes, splits, facts)
 
 
@@ -160,17 +160,17 @@ def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray
             words = text.split()
             columns = max(columns, len(words))
             if words and not (words[0].isdigit() and int(words[0][:19]) > 0):
-                raise DataError(f"{name}, line {line}: needed is the number of a row, from 1. Correct the line.")
+                raise DataError(f"{name}, line {line} is not a row number (counted from 1). Correct the line.")
             rows += [int(word[:19]) - 1 for word in words[:1]]
             if words and rows[-1] >= len(source):
                 raise DataError(
-                    f"{name}, line {line}: there is no row {rows[-1] + 1:,}; {source.name} has {len(source):,}. Take "
-                    f"the lists that belong to it."
+                    f"{name}, line {line}: there is no row {rows[-1] + 1:,}; {source.name} has "
+                    f"{len(source):,}. Use the lists that belong to it."
                 )
     if not rows:
-        raise DataError(f"{name}, line 1: it names no rows: the file is empty. Give one with numbers of rows.")
+        raise DataError(f"{name}, line 1: the file is empty. Give a file with row numbers.")
     if columns > 1:
-        notes.assume(f"the first of the {columns} columns of {name} is the split")
+        notes.assume(f"the split is the first of {columns} columns of {name}")
     mask = np.zeros(len(source), bool)
     mask[rows] = True
     return mask
@@ -181,8 +181,8 @@ def _require_apart(source: Rows, masks: dict[str, np.ndarray], notes: Notes) -> 
     both, none = np.flatnonzero(times > 1) + 1, np.flatnonzero(times == 0) + 1
     if len(both):
         raise DataError(
-            f"{source.name} has {counted(len(both), 'row')} that two lists name, such as row {both[0]:,}. Take it out "
-            f"of one."
+            f"{source.name} has {counted(len(both), 'row')} that two lists name, such as row {both[0]:,}. "
+            "Remove it from one."
         )
     if len(none):
         notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")

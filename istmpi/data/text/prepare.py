@@ -45,7 +45,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
         decoder.notes.leave_out(counted(documents.empty, "empty document"))
     decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
     if not len(documents):
-        raise DataError(f"{archive.path} holds no text: all of it is empty. Give a file, a folder or a .tar with text.")
+        raise DataError(f"{archive.path} has no text: every file is empty. Give a file, a folder or a .tar with text.")
     return documents.corpus(archive, splits, sorted(bad))
 
 
@@ -62,13 +62,13 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
         splits = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
         if not _are_splits(splits) or "" in splits:
             if _are_splits(splits):
-                notes.assume(f"names of files are no splits: {archive.names[splits.index('')]} names none")
+                notes.assume(f"file names are not splits: {archive.names[splits.index('')]} names none")
             return [""] * len(splits)
     if "" in splits:
         odd = archive.names[splits.index("")]
-        raise DataError(f"{archive.path} has train/ and test/ but {odd} is in neither. Move it there, or away.")
+        raise DataError(f"{archive.path} has train/ and test/, but {odd} is in neither. Move it there, or remove it.")
     if "test" not in splits:
-        notes.assume("documents for validation are for testing: there are no others")
+        notes.assume("validation documents are used for testing: there are no others")
     return [split if "test" in splits or split == "train" else "test" for split in splits]
 
 
@@ -91,14 +91,13 @@ def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
         try:
             tree = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or call the file .txt.") from None
+            raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or rename the file to .txt.") from None
         if not isinstance(tree, dict) or key not in tree:
             keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
-            raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Name its key with --key.")
+            raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Give its key with --key.")
         if not isinstance(tree[key], str):
             raise DataError(
-                f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not a text. Take the line out, or name another "
-                f"key with --key."
+                f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not text. Remove the line, or give another --key."
             )
         # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
@@ -148,7 +147,7 @@ class _Documents:
         starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
         tokens = np.diff(np.array(self._start), append=self._end)[order]
         if not any(splits) and len(self) == 1:
-            self._decoder.split = "the end of the only document for testing"
+            self._decoder.split = "the end of the only document is used for testing"
             at, total, facts = max(int(self._end * CUT), 1), int(nbytes[0]), {}
             test = max(round(total * (self._end - at) / self._end), 1)
             runs = {"train": ([0], [at]), "test": ([at], [self._end - at])}

@@ -76,8 +76,8 @@ class TextSplit(Split):
         if min(len(train), len(validation)) < 1:
             raise ConfigError(
                 f"data.validation = {fraction} of {len(self.tokens):,} tokens leaves {len(train)} windows of "
-                f"{self.length:,} to learn from and {len(validation)} for validation; both need at least one. Give "
-                f"another fraction, or lower data.length."
+                f"{self.length:,} for training and {len(validation)} for validation; both need at least one "
+                "window. Give another fraction, or lower data.length."
             )
         return train, validation
 
@@ -106,7 +106,8 @@ def windowed(data: Dataset, length: int) -> Dataset:
         if not len(split):
             raise DataError(
                 f"{data.source}: the {name} documents have {len(split.tokens):,} tokens, but a window of "
-                f"{length:,} needs {length + 1:,}, for each has a target. Prepare more text, or lower data.length."
+                f"{length:,} needs {length + 1:,}, including the target. Prepare more text, or lower "
+                "data.length."
             )
     return replace(data, splits=splits, shape=(length,))
 

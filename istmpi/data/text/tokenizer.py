@@ -18,7 +18,7 @@ BYTES = "bytes"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PIECE = 2**20
 """Characters that are encoded at a time, for a document may be large."""
-_AGAIN = "Give a tokenizer.json, as the library tokenizers writes it."
+_AGAIN = "Give a tokenizer.json of the tokenizers library."
 
 
 class NoTextError(Exception):
@@ -61,7 +61,7 @@ class Bytes(Tokenizer):
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         for piece in pieces:
             if b"\0" in piece:
-                raise NoTextError("it has a byte 0, which ends a document here")
+                raise NoTextError("it has a byte 0, which is reserved for the end of a document")
             yield np.frombuffer(piece, np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
@@ -92,20 +92,20 @@ class TokenizerFile(Tokenizer):
             return self._known
         tokens = self._library.get_vocab(with_added_tokens=True)
         if not tokens:
-            raise DataError(f"{self._source} is no tokenizer: it has no tokens. {_AGAIN}")
+            raise DataError(f"{self._source} is not a tokenizer: it has no tokens. {_AGAIN}")
         count = max(tokens.values()) + 1
         if count > MOST_TOKENS:
             raise DataError(
-                f"{self._source}: its largest token is {count - 1:,}; {MOST_TOKENS - 1:,} at most. {_AGAIN}"
+                f"{self._source}: its largest token is {count - 1:,}; at most {MOST_TOKENS - 1:,} are allowed. {_AGAIN}"
             )
         end = next((tokens[name] for name in ENDS if name in tokens), count)
         return max(count, end + 1), end
 
     @cached_property
     def _library(self) -> Any:
-        tokenizers = optional("tokenizers", "tokenizers", "texts in tokens of a file")
+        tokenizers = optional("tokenizers", "tokenizers", "text in a tokenizer file's tokens")
         # It raises nothing but bare exceptions.
-        with reading(f"{self._source} is no tokenizer", _AGAIN, Exception):
+        with reading(f"{self._source} is not a tokenizer", _AGAIN, Exception):
             tokenizer = tokenizers.Tokenizer.from_str(self.json)
             tokenizer.no_padding()
             tokenizer.no_truncation()
@@ -138,13 +138,13 @@ def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False)
     try:
         return decoder.decode(piece, final)
     except UnicodeDecodeError as error:
-        raise NoTextError("it is not UTF-8, which this tokenizer needs") from error
+        raise NoTextError("it is not UTF-8, as this tokenizer needs") from error
 
 
 def open_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return Bytes()
     if not is_file(Path(name)):
-        raise DataError(f"tokenizer {name} is neither {BYTES} nor a file. Give the path of a tokenizer.json.")
-    with reading(f"{name} is no tokenizer", _AGAIN, OSError, ValueError):
+        raise DataError(f"tokenizer {name} is not {BYTES} or a file. Give the path of a tokenizer.json.")
+    with reading(f"{name} is not a tokenizer", _AGAIN, OSError, ValueError):
         return TokenizerFile(content(Path(name), JSON_BYTES).decode("utf-8"), name)
