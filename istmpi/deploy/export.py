@@ -63,7 +63,7 @@ class Content:
 
     def require_state(self) -> None:
         if problem := self.state.problem:
-            raise ConfigError(f"{self.checkpoint.path}: {problem}; it has no state to load there. Use --to onnx.")
+            raise ConfigError(f"{self.checkpoint.path}: {problem}; a state dict cannot hold that. Use --to onnx.")
 
 
 def export(
@@ -90,16 +90,16 @@ def export(
     with open_checkpoint(path) as checkpoint:
         if side := checkpoint.header.side:
             raise ConfigError(
-                f"{path} was saved while images of side {side} were trained on (train.resolution). Export a network of "
-                f"full size, from the end of the run."
+                f"{path} was saved while training on images of side {side} (train.resolution). Export a "
+                "full-size network from the end of the run."
             )
         _require_exact(checkpoint)
         network = runnable(checkpoint, model, runs=form == "onnx")
         note = changed_source(network)
         if note and not with_changed_source:
             raise ConfigError(
-                f"--model {model}: {note}, but what it computes may not be. Give the source that it was trained with, "
-                f"or --changed-source to export it with this one."
+                f"--model {model}: {note}, but its computation may differ. Give the source it was trained "
+                "with, or use this source with --changed-source."
             )
         parts = parts_of(Content(checkpoint, network, _state(checkpoint, network, calibrate_on, model)), target.name)
         files = [target.with_name(name) for name in parts]
@@ -118,7 +118,7 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
     if count := checkpoint.header.blocks:
         module = CalibratedNetwork(checkpoint, calibrate_on, model).module
         module._forward_hooks.clear()  # a program takes no decision on values, as whether they are finite
-        return State([], problem=f"its network is {count} subnets side by side (evaluate.form)", module=module)
+        return State([], problem=f"its network is {count} averaged subnets (evaluate.form)", module=module)
     if calibrate_on is None:
         require_calibrated(checkpoint)
         checkpoint.require_valid()
@@ -137,9 +137,9 @@ def _require_exact(checkpoint: Checkpoint) -> None:
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
     if narrow and checkpoint.header.run.model.dtype != "float64":
         raise ConfigError(
-            f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for the float32 of an export; "
-            f"istmpi subtracts an offset in float64 first. Use istmpi predict, or train with --set "
-            f"model.dtype=float64, or on data from which you subtracted a number."
+            f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for an export's "
+            "float32; istmpi subtracts an offset in float64. Use istmpi predict, --set model.dtype=float64 "
+            "in training, or subtract a number from the data."
         )
 
 
@@ -155,8 +155,8 @@ def _safetensors(content: Content, name: str) -> Parts:
     for key, values in content.state.tensors.items():
         if values.dtype not in _SAFETENSORS:
             raise ConfigError(
-                f"{content.checkpoint.path}: {key} is of {values.dtype}, which safetensors does not know. Use --to "
-                f"npz or torch."
+                f"{content.checkpoint.path}: {key} is of {values.dtype}, which safetensors does not support. "
+                "Use --to npz or torch."
             )
     return {name: partial(_write_safetensors, content.state.tensors, content.metadata(of_state=True))}
 
@@ -215,7 +215,7 @@ def _onnx(content: Content, name: str) -> Parts:
     size, path = _size(content.state.tensors), content.checkpoint.path
     if size > ONNX_LIMIT:
         raise ConfigError(
-            f"{path}: {size / 2**30:.1f} GiB of weights are beyond the 2 GiB of an ONNX file. Use --to safetensors."
+            f"{path}: {size / 2**30:.1f} GiB of weights exceed the 2 GiB of an ONNX file. Use --to safetensors."
         )
     program = program_of(content.checkpoint, content.network, content.state)
     model = onnx_of(program, content.metadata(), content.network.exits, str(path))

@@ -32,12 +32,12 @@ def runnable(
     """
     network, header = checkpoint.architecture, checkpoint.header
     if not is_own(header.run.model.name) and model is not None:
-        raise ConfigError(f"--model {model}: the network in {checkpoint.path} is istmpi's own; leave --model out.")
+        raise ConfigError(f"--model {model}: the network in {checkpoint.path} is built in; leave --model out.")
     model = model or SHIPPED.get(network.name)
     if model is None:
         raise DataError(
-            f"{checkpoint.path} has the weights of a network of your own, {network.name}, and not its code, which is "
-            f"run only when you name it: give --model FILE.py:Class."
+            f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
+            "code: --model FILE.py:Class."
         )
     from istmpi.models.user import user_network
 
@@ -45,8 +45,8 @@ def runnable(
     unknown = data.task == OWN and example is None
     if unknown and runs:
         raise ConfigError(
-            f"{checkpoint.path}: only the code of its data knows the inputs of its network. Use istmpi evaluate "
-            f"--data, or export --to torch and call the class in Python."
+            f"{checkpoint.path}: only the code of its data defines the inputs of its network. Use istmpi "
+            "evaluate --data, or export --to torch and call the class in Python."
         )
     arguments = header.run.model.arguments_for(data.task)
     code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
@@ -70,14 +70,14 @@ def changed_source(network: Architecture) -> str:
     """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
     if network.has_its_source:
         return ""
-    return f"the source of {network.name} has changed since it was trained; its parameters are as they were"
+    return f"the source of {network.name} has changed since training; its parameters have not"
 
 
 def own_source(checkpoint: Checkpoint) -> str:
     """The data of a checkpoint's run; DataError for code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
-        raise DataError(f"{checkpoint.path} was trained on code, run only when you name it: give --data {source}.")
+        raise DataError(f"{checkpoint.path} was trained on data from code, which runs only with --data {source}.")
     return source
 
 
@@ -107,11 +107,11 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     elif str(data.tokenizer) != str(checkpoint.tokenizer):
         wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
     elif differences := other_reading(data.reading, checkpoint.reading):
-        wrong = f"was read otherwise: {differences} in the network's training data"
+        wrong = f"was prepared differently: {differences} in the network's training data"
     else:
         wrong = _without_offset(data, checkpoint)
     if wrong:
-        raise DataError(f"{data.source} {wrong}. Give data of the kind that {checkpoint.path} was trained on.")
+        raise DataError(f"{data.source} {wrong}. Give data like those that {checkpoint.path} was trained on.")
 
 
 def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:

@@ -29,8 +29,8 @@ def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
 
     DataError for text that cannot be read or encoded.
     """
-    name = "the standard input" if source == _INPUT else source
-    with reading(f"{name} cannot be continued", "Give a prompt, a file of text.", OSError, ValueError, NoTextError):
+    name = "standard input" if source == _INPUT else source
+    with reading(f"{name} cannot be continued", "Give a prompt as a text file.", OSError, ValueError, NoTextError):
         text = sys.stdin.buffer.read() if source == _INPUT else content(Path(source), PROMPT_BYTES)
         return tokenizer.encode(text).tolist() or [tokenizer.end]
 
@@ -49,7 +49,7 @@ def continuation(
             context = context[-max(window // 2, 1) :]
         logits = following(context).astype(np.float64)
         if not np.isfinite(logits).all():
-            raise DataError(f"the network's outputs are not finite behind {number} new tokens. Train it anew.")
+            raise DataError(f"the network's outputs are not finite after {number} new tokens. Train it again.")
         token = int(logits.argmax())
         if temperature > 0:
             odds = np.exp((logits - logits[token]) / temperature).cumsum()

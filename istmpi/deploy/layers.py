@@ -139,7 +139,7 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     if isinstance(module, nn.LayerNorm):
         return "LayerNorm", {"normalized_shape": units, "eps": module.eps}
     if module.state_dict() or not hasattr(nn, type(module).__name__):
-        raise ConfigError(f"a layer {type(module).__name__} cannot be exported; it is none of PyTorch's own.")
+        raise ConfigError(f"a layer {type(module).__name__} cannot be exported; only PyTorch's layers can.")
     return type(module).__name__, {}
 
 
@@ -178,9 +178,7 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
         where = next(iter(calls))
         problem = f"{where[1]} in {where[0] or 'its forward'} has a factor in the full network that no weight can hold"
     elif untied:
-        problem = (
-            f"{untied[0]} is in its class another layer's tensor, too, which has another factor in the full network"
-        )
+        problem = f"{untied[0]} shares its tensor with another layer that has another factor in the full network"
     elif unknown := next((name for name in moments if module.get_submodule(name).running_mean is None), ""):
         problem = f"{unknown} has no running statistics in its class (track_running_stats=False)"
     return State(layers, ties, untied, problem, calls)
@@ -197,8 +195,8 @@ def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
             continue
         if values.dtype == torch.bfloat16:
             raise ConfigError(
-                f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not know; such a network "
-                f"cannot be exported. Let the buffer be of float32."
+                f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not support, so "
+                "the network cannot be exported. Make it float32."
             )
         buffers[key] = Values(values.numpy())
     return buffers

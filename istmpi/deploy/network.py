@@ -110,8 +110,7 @@ class CalibratedNetwork:
         data, normalisation = self._header.data, self._normalisation
         if x.ndim != 2 or x.shape[1] != prod(data.shape):
             raise DataError(
-                f"examples of shape {x.shape} do not fit this network: it takes [examples, {prod(data.shape)}], one "
-                f"row of numbers for each."
+                f"examples of shape {x.shape} do not fit this network; give [examples, {prod(data.shape)}]."
             )
         if normalisation and normalisation.offset is not None:
             x = less(x, normalisation.offset)
@@ -139,6 +138,6 @@ def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ..
 def require_calibrated(checkpoint: Checkpoint) -> None:
     if not checkpoint.calibrated:
         raise DataError(
-            f"{checkpoint.path} was saved without calibration; a prediction would depend on the other examples of its "
-            f"batch. Give --calibrate-on DATA, the data that it was trained on, or take a run's network.h5."
+            f"{checkpoint.path} was saved without calibration, so predictions would depend on the batch. Give "
+            "its training data, --calibrate-on DATA, or use a run's network.h5."
         )

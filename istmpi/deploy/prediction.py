@@ -131,12 +131,14 @@ def node_lines(
 def _graph(source: str, features: int) -> GraphSplit:
     path = Path(source)
     if not path.is_file() or path.suffix not in SUFFIXES:
-        raise DataError(f"{path} is no prepared graph. Make one: istmpi prepare graph SRC GRAPH.h5")
+        raise DataError(f"{path} is not a prepared graph. Make it: istmpi prepare graph SRC GRAPH.h5")
     data = open_prepared(path)
     if not TASKS[data.task].of_nodes:
-        raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give one.")
+        raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give a graph.")
     if data.features != features:
-        raise DataError(f"{path} has {data.features:,} features a node; the network takes {features:,}. Give the same.")
+        raise DataError(
+            f"{path} has {data.features:,} features per node, but the network takes {features:,}. Give as many."
+        )
     return data.test
 
 

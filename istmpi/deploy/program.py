@@ -64,8 +64,8 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
             raise ConfigError(
-                f"{checkpoint.path}: a program takes examples of one shape, and this network takes {what}. Use --to "
-                f"safetensors or npz."
+                f"{checkpoint.path}: a program needs examples of a single shape, but this network takes "
+                f"{what}. Use --to safetensors or npz."
             )
         plain, normalisation = state.module or _own_module(network, tensors, state), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
@@ -120,13 +120,13 @@ def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Expor
             same = all(_agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES))
     except Exception as error:
         raise ConfigError(
-            f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Let it take no decision on values "
-            f"of tensors or on the number of examples (torch.where takes both sides), or use --to safetensors or npz."
+            f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Remove branches on tensor "
+            "values or on the number of examples (use torch.where), or use --to safetensors or npz."
         ) from error
     if not same:
         raise ConfigError(
-            f"{name}: what torch.export makes of its forward has other outputs: it takes a decision on the number of "
-            f"examples, or draws random numbers. Let it do neither, or use --to safetensors or npz."
+            f"{name}: its exported program has other outputs: its forward branches on the number of examples, "
+            "or draws random numbers. Remove that, or use --to safetensors or npz."
         )
     return program
 

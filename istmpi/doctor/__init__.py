@@ -52,7 +52,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     except LaunchError as error:
         return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
     checks = {
-        "asking for the MPI library": lambda: mpi.library(communicator),
+        "querying the MPI library": lambda: mpi.library(communicator),
         "comparing hosts and cores": lambda: mpi.cores(communicator),
         "listing network interfaces": lambda: network.interfaces(communicator),
         "looking for GPUs": lambda: mpi.devices(communicator),

@@ -20,15 +20,17 @@ def library(communicator: Communicator) -> list[Finding]:
     names = sorted({name for name, _ in per_rank})
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
-        finding = red("MPI", f"the ranks have different libraries: {', '.join(names)}", "Give all hosts the same one.")
+        finding = red(
+            "MPI", f"the ranks have different libraries: {', '.join(names)}", "Install the same library on all hosts."
+        )
     elif communicator.size == 1:
-        finding = green("MPI", f"{names[0]}; one rank, started alone (mpirun -n P istmpi doctor looks at P)")
+        finding = green("MPI", f"{names[0]}; a single rank (mpirun -n P istmpi doctor checks P ranks)")
     else:
-        finding = green("MPI", f"{names[0]}, which the launcher belongs to: {communicator.size} ranks see each other")
+        finding = green("MPI", f"{names[0]}, matching the launcher: {communicator.size} ranks see each other")
     if level == "multiple":
         return [finding, green("threads", "any thread may call MPI: checkpoints are written in the background")]
     fact = f"the library offers thread level {level}: checkpoints cannot be written in the background"
-    cure = "Use a library with MPI_THREAD_MULTIPLE, and set no MPI4PY_RC_THREAD_LEVEL."
+    cure = "Use a library with MPI_THREAD_MULTIPLE, and unset MPI4PY_RC_THREAD_LEVEL."
     return [finding, yellow("threads", fact, cure)]
 
 
@@ -43,7 +45,7 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
     ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
     fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"
-    cure = "Start as many ranks on each host: the slowest sets the pace."
+    cure = "Start the same number of ranks on each host: the slowest sets the pace."
     uneven = len(set(ranks_on.values())) > 1
     yield yellow("ranks", f"{fact}; unevenly spread", cure) if uneven else green("ranks", fact)
 
@@ -54,7 +56,7 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
         if count > len(used):
             crowded.append(f"{count} ranks share {counted(len(used), 'core')} of {host}")
         elif 2 * len(used) <= total:
-            idle.append(f"{host} has {total} cores, of which its ranks may use {len(used)}")
+            idle.append(f"{host} has {total} cores, but its ranks may use only {len(used)}")
     threads = sorted({threads for *_, threads in per_rank})
     fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
     cure = "Bind ranks to all of a host's cores: bin/istmpi-run, mpirun --bind-to none, or srun --cpus-per-task=CORES."
@@ -74,10 +76,10 @@ def devices(communicator: Communicator) -> list[Finding]:
         if any(driver for *_, driver in per_rank):
             cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
             return [yellow("GPU", f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use", cure)]
-        return [green("GPU", "none; ranks compute on the CPU")]
+        return [green("GPU", "none; ranks use the CPU")]
     kinds = ", ".join(sorted({name for names, *_ in equipped for name in names}))
     if len(equipped) < len(per_rank):
-        cure = "Start ranks only where there is a GPU, or train all on the CPU: --set train.device=cpu."
+        cure = "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
         return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
     if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
         size, count = max(shared)

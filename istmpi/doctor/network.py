@@ -27,26 +27,28 @@ def interfaces(communicator: Communicator) -> list[Finding]:
 def judged(by_host: dict[str, tuple[list[str], list[str]]], chosen: dict[str, str]) -> Finding:
     interfaces, fast = next(iter(by_host.values()))
     fact = ", ".join(interfaces) or "loopback only"
-    fact += f"; InfiniBand or alike: {', '.join(fast)}" * bool(fast)
+    fact += f"; InfiniBand or similar: {', '.join(fast)}" * bool(fast)
     if chosen:
         return green("network", f"{fact}; chosen by {', '.join(f'{name}={value}' for name, value in chosen.items())}")
     if len(by_host) == 1:
         return green("network", f"{fact}; all ranks are on one host")
-    cure = "bin/istmpi-run --interface NAME sets " + ", ".join(CHOICES[::2]) + "; NAME is the one between the hosts."
+    cure = (
+        "bin/istmpi-run --interface NAME sets " + ", ".join(CHOICES[::2]) + "; NAME is the interface between the hosts."
+    )
     if len(interfaces) > 1 and not fast:
-        return yellow("network", f"{fact}; MPI may take a slow one, or one that leads nowhere", cure)
+        return yellow("network", f"{fact}; MPI may choose a slow or unconnected interface", cure)
     return green("network", fact)
 
 
 def ring(silent: list[tuple[int, int]]) -> Finding:
     """The result of the handshake of all ranks with all others; ``silent``: pairs of a listener and a silent rank."""
     if not silent:
-        return green("ring", "every rank hears every other")
-    pairs = [f"rank {listener} hears nothing from rank {speaker}" for listener, speaker in silent[:8]]
+        return green("ring", "all ranks can reach each other")
+    pairs = [f"rank {listener} receives nothing from rank {speaker}" for listener, speaker in silent[:8]]
     more = f" and {len(silent) - 8} more pairs" * (len(silent) > 8)
     cure = (
-        "Let these hosts talk on all TCP ports, or name the right interface: bin/istmpi-run --interface NAME. "
-        "Nothing that needs all ranks was looked at."
+        "Open all TCP ports between these hosts, or give the right interface: bin/istmpi-run --interface "
+        "NAME. Checks that need all ranks were skipped."
     )
     return red("ring", f"{'; '.join(pairs)}{more}", cure)
 

@@ -25,7 +25,7 @@ def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
     scratch, problem = communicator.broadcast_from_root((scratch, problem))
     try:
         if problem:
-            return [red("folder", f"{folder} cannot be written ({problem})", "Name another: --folder FOLDER.")]
+            return [red("folder", f"{folder} cannot be written ({problem})", "Give another folder: --folder FOLDER.")]
         return [_test(communicator, folder, Path(scratch) / "parts")]
     finally:
         communicator.barrier()
@@ -39,7 +39,7 @@ def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
     if unseen := _ranks_where(communicator, not path.exists()):
         hosts = communicator.hosts()
         fact = f"{folder} is not shared: rank {unseen[0]} on {hosts[unseen[0]]} does not see what {hosts[0]} wrote"
-        cure = "Name a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
+        cure = "Give a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
         return red("folder", fact, cure)
     start, problem = time.perf_counter(), ""
     try:
@@ -50,14 +50,14 @@ def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
     for number, (problem, _) in enumerate(per_rank):
         if problem:
             fact = f"{folder}: rank {number} cannot write ({problem})"
-            return red("folder", fact, "Free space or name another folder.")
+            return red("folder", fact, "Free space, or give another folder.")
     neighbour = (rank + 1) % ranks
     with path.open("rb") as file:
         file.seek(neighbour * part)
         changed = file.read(part) != bytes([neighbour % 251]) * part
     if wrong := _ranks_where(communicator, changed):
-        fact = f"{folder}: rank {wrong[0]} does not read what its neighbour wrote and synced"
-        return red("folder", fact, "Name a folder on a file system that shows hosts each other's writes after fsync.")
+        fact = f"{folder}: rank {wrong[0]} cannot read what its neighbour wrote and synced"
+        return red("folder", fact, "Give a folder on a file system that shows hosts each other's writes after fsync.")
     rate, space = part * ranks / max(seconds for _, seconds in per_rank), shutil.disk_usage(folder).free
     return green("folder", f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free")
 

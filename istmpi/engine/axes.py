@@ -128,7 +128,7 @@ class Pattern:
                 axes.append(Axis(tuple(group)))
                 group = None
             elif token["bracket"]:
-                raise ConfigError(f"axes {text!r}: brackets must be matched, not nested and not empty.")
+                raise ConfigError(f"axes {text!r}: brackets must match, without nesting or empty pairs.")
             else:
                 unit = token["unit"] and int(token["unit"])
                 factor = Factor(token["name"], int(token["literal"] or 1), unit)

@@ -60,24 +60,28 @@ def check(
     """Refuse a deal that cannot be made, by name, before anything is trained; arguments as of `Partition.draw`."""
     for name in groups:
         if name not in lengths:
-            raise ConfigError(f"partition names {name}, which is no axis of this model; axes: {', '.join(lengths)}.")
+            raise ConfigError(
+                f"partition names {name}, which is not an axis of this model; axes: {', '.join(lengths)}."
+            )
         if overlaps(lengths[name], ranks, least.get(name, 0)):
             if shares is not None:
                 raise ConfigError(
-                    f"shares {list(shares)} do not go with {least[name]} units of {name} at least on every rank, of "
-                    f"which ranks have some in common. Leave one of the two out."
+                    f"shares {list(shares)} do not go with at least {least[name]} units of {name} on every "
+                    "rank, which ranks share. Leave one out."
                 )
         elif lengths[name] < ranks:
             what, cure = ("blocks", "set min_blocks") if name in least else ("units", f"widen {name}")
             raise ConfigError(
-                f"{name} has {lengths[name]} {what} but the run has {ranks} ranks; "
-                f"every rank needs at least one. Use fewer ranks or {cure}."
+                f"{name} has {lengths[name]} {what}, but the run has {ranks} ranks; every rank needs at least "
+                f"one. Use fewer ranks or {cure}."
             )
     if shares is not None:
         if len(shares) != ranks:
-            raise ConfigError(f"shares has {len(shares)} numbers but the run has {ranks} ranks; give one a rank.")
+            raise ConfigError(
+                f"shares has {len(shares)} numbers, but the run has {ranks} ranks; give one for each rank."
+            )
         if not all(0 < share < float("inf") for share in shares):
-            raise ConfigError(f"shares {list(shares)} must be positive and finite, one a rank.")
+            raise ConfigError(f"shares {list(shares)} must be positive and finite, one for each rank.")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,6 @@ class LoggedWatch:
                 except Exception as error:  # a library's, or that of the place where it writes: nobody knows which
                     del self._loggers[name]
                     words = shorten(reason(error), LONGEST_REASON, placeholder=" ...")
-                    self._watch.noticed(f"--log {name} is switched off: {words}. The run goes on.")
+                    self._watch.noticed(f"--log {name} is switched off: {words}. The run continues.")
 
         return tell_all

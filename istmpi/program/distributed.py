@@ -83,7 +83,7 @@ class Distributed:
             if callable(init := settings.get("init") or ""):
                 settings["init"] = f"{init.__module__}:{init.__qualname__}"
             elif init and not (Path(init).exists() or is_function(init)):
-                raise ConfigError(f"init = {init!r}: there is no such file or folder.")
+                raise ConfigError(f"init = {init!r} does not exist.")
             given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
             if made:
@@ -95,8 +95,7 @@ class Distributed:
             for argument in ("name", "dtype", "scale", "init"):
                 if argument in arguments:
                     raise ConfigError(
-                        f"{name}: its argument {argument} has the name of a setting of istmpi's, model.{argument}. "
-                        f"Rename it."
+                        f"{name}: its argument {argument} has the name of istmpi's setting model.{argument}. Rename it."
                     )
             model = {f"model.{key}": value for key, value in arguments.items()}
             base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
@@ -104,7 +103,7 @@ class Distributed:
             if made and spec_of(self.run.method.name, "method.name =").keeps_optimizer(self.run):
                 made.spec.kept_slots()
             if self.run.model.scale == "fitted":
-                raise ConfigError("scale = 'fitted' needs the loss of a run's data. Leave it out.")
+                raise ConfigError("scale = 'fitted' needs a run's loss, which a program does not have. Leave it out.")
         shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows = Rows(examples, inputs)
         data = Dataset(
@@ -143,7 +142,7 @@ class Distributed:
         of `istmpi.run_training`.
         """
         if resume and resume != "auto" and not Path(resume).exists():
-            raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, the folder of a run, or nothing.")
+            raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing.")
         run = self.run.override({"train.rounds": rounds, "output.folder": str(folder)}, "Distributed")
 
         def begin(stop: StopSign) -> Training:
@@ -166,7 +165,10 @@ class Distributed:
                 try:
                     yield self._round
                 except GeneratorExit:
-                    self._note(f"left in round {self._round.number}, which is not saved. job.end() ends rounds early.")
+                    self._note(
+                        f"the program left round {self._round.number}, which is not saved. End rounds early with "
+                        "job.end()."
+                    )
                     raise
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
@@ -177,7 +179,7 @@ class Distributed:
             self._round = None
             self._together("the end of the rounds")
             if training.done and network and not self._calibrated_again():
-                self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
+                self._note("the network is saved without moments of batch normalisation; evaluate it first.")
             self.summary = record.end(network)
 
     def end(self) -> None:
@@ -201,7 +203,7 @@ class Distributed:
         otherwise all of a loader of its own. The result is the same on every rank, and in the record as ``name``.
         """
         if self._round and self._round.under_way:
-            raise ConfigError("evaluate is called inside of a round. Call it behind `for batch in round.take(...)`.")
+            raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
         self._together("evaluate")
         training, communicator, seed = self.training, self.communicator, self.run.train.seed
         with training.clock("evaluate"):
@@ -220,7 +222,7 @@ class Distributed:
                     values, rows = _values(score(full.module, batch), examples_in(batch))
                     count += rows
                     if sums and sums.keys() != values.keys():
-                        raise ConfigError(f"the score has {[*values]} for a batch, and {[*sums]} for those before.")
+                        raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
                     for key, value in values.items():
                         sums[key] = sums.get(key, 0.0) + value
             full.finish()
@@ -327,8 +329,8 @@ class Distributed:
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
             raise ConfigError(
-                f"rank 0 came to {calls[0]} while rank {rank} came to {calls[rank]}. Every rank must make the same "
-                f"calls of the job in the same order: take them out of `if rank == 0`."
+                f"rank 0 called {calls[0]} while rank {rank} called {calls[rank]}. Every rank must make the "
+                "same job calls in the same order: move them out of `if rank == 0`."
             )
         self._streams.compare()
         with in_python():
@@ -362,8 +364,8 @@ class Distributed:
     def _require_calibrated(self) -> None:
         if not self._calibrated_again():
             raise ConfigError(
-                "the network has batch normalisations, whose moments are not known after this round: call evaluate "
-                "with calibrate=, a loader of training data."
+                "the network has batch normalisations, whose moments are unknown after this round: call "
+                "evaluate with calibrate=, a loader of training data."
             )
 
 
@@ -392,4 +394,4 @@ def _number(value: Any) -> float:
     with suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of such by their names.")
+    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of named numbers.")

@@ -42,7 +42,7 @@ class Round:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the module's parameters, until the round's end. Its ``step`` takes a local step."""
         if self._method.subnet.optimizer is None:
-            raise self._error("its optimizer is gone with its end; round.rate has the learning rate")
+            raise self._error("its optimizer no longer exists; round.rate has the learning rate")
         return self._method.subnet.optimizer
 
     @property
@@ -69,7 +69,7 @@ class Round:
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
-                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which takes passes."
+                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which counts in epochs."
             )
         stream, self._parts = self._job.stream(loader, local), accumulate
         for _ in self.steps():
@@ -84,8 +84,8 @@ class Round:
             return None
         if stream.examples != batches.examples:
             raise ConfigError(
-                f"{self._method.spec.name} takes passes over this rank's {batches.examples} examples, and the loader "
-                f"has {stream.examples} for it. Give Distributed examples= and batch= as of the loader."
+                f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} examples, "
+                f"but the loader has {stream.examples}. Give Distributed the loader's examples= and batch=."
             )
         return divmod(self._step, batches.in_a_pass)
 
@@ -147,8 +147,8 @@ class Round:
         """Return True if the round is done on all ranks, False if it was dropped; an error if steps are left."""
         if not self._over:
             raise self._error(
-                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. Take all of "
-                f"them, as the other ranks do"
+                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
+                "Take all of them, like the other ranks"
             )
         return self._committed
 
@@ -190,7 +190,7 @@ class Round:
 
     def _require_under_way(self, *_: Any) -> None:
         if self._over:
-            raise self._error("its module and optimizer are used after its end. Take those of the present round")
+            raise self._error("its module and optimizer are used after its end. Use those of the current round")
 
     def _require_same_parameters(self) -> None:
         for name, values in self.module.named_parameters():
@@ -203,8 +203,8 @@ class Round:
             version, before = self._buffers.get(name, (values._version, values))
             if version != values._version and (before is None or not torch.equal(before, values)):
                 raise self._error(
-                    f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep such values "
-                    f"in the program, or let them be parameters"
+                    f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep "
+                    "such values in the program, or make them parameters"
                 )
 
     def _require_loss(self, loss: Any) -> None:
@@ -212,7 +212,7 @@ class Round:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise self._error(f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch")
         if not loss.requires_grad:
-            raise self._error("the loss has no gradient. Compute it of round.module, without torch.no_grad or detach")
+            raise self._error("the loss has no gradient. Compute it from round.module, without torch.no_grad or detach")
 
     def _error(self, text: str) -> ConfigError:
         return ConfigError(f"round {self.number}: {text}.")

@@ -40,7 +40,9 @@ class Rows(Split):
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
     def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        raise ConfigError(f"data.validation = {fraction}: a program holds examples out by itself. Leave it out.")
+        raise ConfigError(
+            f"data.validation = {fraction} is not for programs, which hold out examples themselves. Leave it out."
+        )
 
     @property
     def features_checksum(self) -> int:
@@ -81,15 +83,16 @@ class Stream:
             self._split = _Collated.of(loader)
             self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
             if type(loader.sampler) is SequentialSampler:
-                note("shuffle=False: each rank draws from its own part all the same, at random.")
+                note("shuffle=False is ignored: each rank draws at random from its part.")
             if loader.num_workers:
-                note(f"num_workers = {loader.num_workers} is not used: processes that fork under MPI may hang.")
+                note(f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may hang.")
             return
         _require_no_workers(loader)
         if not self.stateful:
             note(
-                f"{type(loader).__name__} is taken in its own order: a resumed run begins it anew, and does not repeat "
-                f"the uninterrupted one. With a DataLoader of a map-style data set and shuffle=True it would."
+                f"{type(loader).__name__} keeps its own order, so a resumed run starts it again and differs "
+                "from an uninterrupted run. A DataLoader of a map-style data set with shuffle=True avoids "
+                "that."
             )
 
     @property
@@ -162,8 +165,8 @@ class Streams:
             with communicator.agreed():
                 if fingerprint != first and not local:
                     raise DataError(
-                        "the loader's data set is another one than on rank 0. Each rank draws from its own part of one "
-                        "data set; where ranks have data of their own, write round.take(loader, local=True)."
+                        "the loader's data set differs from that on rank 0. Give all ranks the same data "
+                        "set, or write round.take(loader, local=True) for data of each rank."
                     )
                 if self._folder and fingerprint:
                     self._require_as_before([*fingerprint, communicator.size if local else 0])
@@ -181,8 +184,8 @@ class Streams:
             for (loader, _), firsts in zip(self._new, zip(*per_rank)):
                 if firsts[0] and len({*firsts}) == 1:
                     self._note(
-                        f"{loader}: all ranks got the same first batch, so that each learns what the others do. Let it "
-                        f"depend on job.communicator.rank, or write round.take(loader, local=True) if that is meant."
+                        f"{loader} gives all ranks the same first batch. Make it depend on "
+                        "job.communicator.rank, or write round.take(loader, local=True) if you intend that."
                     )
             self._new.clear()
 
@@ -194,8 +197,8 @@ class Streams:
         before = fingerprints.get(number, fingerprint)
         if before != fingerprint and before[2:] == fingerprint[2:]:
             raise DataError(
-                f"loader {len(self._streams) + 1}: its data set is another one than before resuming. Give the same "
-                f"data, or a new folder."
+                f"loader {len(self._streams) + 1} has another data set than before resuming. Give the same "
+                "data, or a new folder."
             )
         fingerprints[number] = fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -232,8 +235,8 @@ class Streams:
                 self._states = torch.load(path, weights_only=True)
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
                 raise DataError(
-                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): they may hold tensors, "
-                    f"numbers, texts, lists and dicts. Remove the file to begin the loaders anew."
+                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): only tensors, "
+                    "numbers, text, lists and dicts are allowed. Remove the file to start the loaders again."
                 ) from None
 
 

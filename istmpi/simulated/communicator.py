@@ -202,7 +202,7 @@ class SimulatedCommunicator:
 def bytes_of(buffer: Any) -> np.ndarray:
     memory = buffer[0] if isinstance(buffer, list | tuple) else buffer
     values = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, dtype=np.uint8)
-    assert values.flags.c_contiguous, "MPI takes contiguous memory"
+    assert values.flags.c_contiguous, "MPI needs contiguous memory"
     return values.reshape(-1).view(np.uint8)
 
 

@@ -107,7 +107,7 @@ class Network:
             request.undo()
         for lose in self.on_kill:
             lose(task.rank)
-        end = SimulationError(f"{self.happened[-1]}; the job ended, as a launcher ends it.")
+        end = SimulationError(f"{self.happened[-1]}; the launcher ends the job.")
         end.exit_code = KILLED
         self.scheduler.after(self.timing.noticing(), self.scheduler.end, end)
         self.scheduler.pause(task)
@@ -117,7 +117,7 @@ class Network:
         if not left:
             return None
         waits = "; ".join(map(self._wait_of, left[:8])) + "; ..." * (len(left) > 8)
-        return SimulationError(f"the ranks wait for each other for ever: {waits}")
+        return SimulationError(f"deadlock, the ranks wait for each other: {waits}")
 
     def _wait_of(self, task: Task) -> str:
         operations = [task.awaited] if task.awaited else list(self._pending[task.rank])
@@ -126,7 +126,7 @@ class Network:
             others = sorted(operation.needs())
             ended = [other for other in others if self.scheduler.tasks[other].done]
             names = f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
-            waits.append(operation.words + names + " (which came to its end)" * (bool(ended) and ended == others))
+            waits.append(operation.words + names + " (which has ended)" * (bool(ended) and ended == others))
         return f"rank {task.rank} in {' and '.join(waits) or task.call}{_place(task)}"
 
 

@@ -43,8 +43,8 @@ def usable(run: Run) -> Run:
     """The run without what a simulation cannot do, or a refusal."""
     if run.checkpoint.writer == "mpio":
         raise ConfigError(
-            "checkpoint.writer = 'mpio' writes through an MPI library, which simulated ranks do not have. Use direct, "
-            "which writes the same file."
+            "checkpoint.writer = 'mpio' needs an MPI library, which simulated ranks lack. Use direct, which "
+            "writes the same file."
         )
     return run.override({"checkpoint.writer": "direct"})
 
@@ -104,7 +104,8 @@ class Schedules:
     def __init__(self, run: Run, ranks: int, kinds: Sequence[str] = KINDS):
         if run.method.shares == "auto":
             raise ConfigError(
-                "method.shares = 'auto' follows measured seconds, which no schedule repeats. Give shares, or none."
+                "method.shares = 'auto' follows measured times, which schedules do not repeat. Give numbers, "
+                "or leave shares out."
             )
         self._run, self._ranks, self._kinds = usable(run), ranks, kinds
 
@@ -152,7 +153,7 @@ class Schedules:
             outcomes = [self._outcome(program, faults)]
             first = outcomes[0]
             if first.dead and getattr(first.ended, "exit_code", None) != KILLED:
-                return Schedule(seed, faults, outcomes, _wrong(first) or f"ended without a word of {first.happened}")
+                return Schedule(seed, faults, outcomes, _wrong(first) or f"ended without a report of {first.happened}")
             if first.dead:
                 outcomes.append(self._outcome(program, Faults(seed)))
             return Schedule(seed, faults, outcomes, _wrong(outcomes[-1]) or self._in_folder(run))
