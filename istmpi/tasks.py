@@ -130,7 +130,7 @@ class NextToken(Task):
     score = "perplexity"
     higher_is_better = False
     inputs = "text"
-    network = "takes numbers, and these data are text. Use --model transformer."
+    network = "takes numbers, but these data are text. Use --model transformer."
     start = ("--model", "transformer", "--optimizer", "adamw", "--lr", "0.001")
     scored = 512
     of_tokens = distils = True
@@ -164,7 +164,7 @@ class MultiLabel(Task):
     kind = "softmax"
     """A name of `istmpi.multilabel.LOSSES`."""
     inputs = "sparse rows"
-    network = "takes all numbers of a row; these are sparse rows. Use --model xc."
+    network = "takes dense rows, but these data are sparse rows. Use --model xc."
     start = ("xc",)
     ranks_labels = True
 
@@ -195,7 +195,7 @@ class NodeClasses(Task):
 
     score = "accuracy"
     inputs = "a graph"
-    network = "takes examples by themselves; this is a graph. Use --model gcn or sage."
+    network = "takes single examples, but this is a graph. Use --model gcn or sage."
     start = ("graph",)
     of_nodes = True
 

@@ -63,7 +63,7 @@ class Architecture:
     def code(self) -> UserNetwork:
         """Its class and all arguments; ConfigError where they were not given."""
         if self._code is None:
-            raise ConfigError(f"{self.name} is a network of your own: give --model FILE.py:Class.")
+            raise ConfigError(f"{self.name} is your network: give its code, --model FILE.py:Class.")
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
@@ -166,8 +166,8 @@ class Architecture:
             name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
             shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
             raise ConfigError(
-                f"{self.name}: with {shown} its parameter {name} has the shape {shapes.get(name)}; its axes, as they "
-                f"were found, give {expected.get(name)}."
+                f"{self.name}: with {shown} its parameter {name} has the shape {shapes.get(name)}, but its "
+                f"inferred axes give {expected.get(name)}."
             )
         if scale is not None:
             self._scale(network, lengths, scale)
@@ -242,12 +242,12 @@ class Architecture:
         others = [name for name in self.default_groups if name not in groups]
         if not groups:
             problems = self.table.undealt | {
-                group: f"its sums in {place} cannot be scaled (model.scale = 'none' leaves them)"
+                group: f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
                 for place, several in self.table.unscaled.items()
                 for group in several
             }
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            cure = "Use another method, as --method local-sgd"
+            cure = "Use another method, such as --method local-sgd"
             if not reasons:
                 reasons = "its constructor has no integers"
                 cure += (
@@ -255,15 +255,15 @@ class Architecture:
                     "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
                 )
             raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
-        cure = "Leave it out of method.partition" if others else "Use another method, as --method local-sgd"
+        cure = "Leave it out of method.partition" if others else "Use another method, such as --method local-sgd"
         for name in groups:
             if name in self.table.undealt:
                 raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
         for place, names in self.table.unscaled.items() if scaled else ():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
-                    f"{self.name}: sums over units of {dealt[0]} cannot be scaled in {place} or cannot be told from "
-                    f"others there. {cure}, or give --set model.scale=none."
+                    f"{self.name}: sums over units of {dealt[0]} cannot be scaled in {place}, or cannot be "
+                    f"separated from others. {cure}, or give --set model.scale=none."
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
@@ -277,17 +277,14 @@ class Architecture:
             epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
             there = self._there(self.batch_norms, lengths)
             if epsilons != {name: norm.epsilon for name, norm in there.items()}:
-                raise ConfigError(
-                    f"{self.code.name}: its batch normalisations are others than were found in it before."
-                )
+                raise ConfigError(f"{self.code.name}: its batch normalisations have changed since its inspection.")
             if tried:
                 self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
         except ConfigError as error:
             if lengths == self.lengths:
                 raise
             raise ConfigError(
-                f"{error} So narrow are subnets here: take fewer ranks, or leave out of method.partition what cannot "
-                f"be narrow."
+                f"{error} Subnets are this narrow here. Use fewer ranks, or leave such widths out of method.partition."
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
@@ -302,8 +299,8 @@ class Architecture:
         if not outputs.isfinite().all():
             odd = outputs[~outputs.isfinite()][0].item()
             raise ConfigError(
-                f"{self.name}: its forward makes {odd} of the first training examples, with initial values. Look for "
-                f"a logarithm, a root or a quotient in it that these examples do not allow."
+                f"{self.name}: its forward gives {odd} for the first training examples with initial weights. "
+                "Look for a logarithm, a root or a quotient that these examples do not allow."
             )
         return outputs
 

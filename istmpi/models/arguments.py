@@ -15,13 +15,13 @@ from istmpi.settings import Field, Meta, checked
 
 DATA_ARGUMENTS = {
     "shape": "the shape of an example",
-    "features": "how many numbers an example has",
-    "outputs": "how many classes there are, or numbers to predict",
+    "features": "the number of values of an example",
+    "outputs": "the number of classes, or of values to predict",
 }
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
-    Meta(min_length=1, extra={"must": "name at least one layer, each at least one unit wide"}),
+    Meta(min_length=1, extra={"must": "name at least one layer of at least one unit"}),
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
 

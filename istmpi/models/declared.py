@@ -22,10 +22,12 @@ def declared(
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
     if not isinstance(axes, Mapping):
-        raise ConfigError(f"{network.name}: AXES = {axes!r} must be a dict, as {{'out.weight': '10 hidden'}}.")
+        raise ConfigError(f"{network.name}: AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
     for name, text in axes.items():
         if name not in shapes:
-            raise ConfigError(f"{network.name}: AXES names {name!r}, which is no parameter{did_you_mean(name, shapes)}")
+            raise ConfigError(
+                f"{network.name}: AXES names {name!r}, which is not a parameter{did_you_mean(name, shapes)}"
+            )
         for place, axis in enumerate(_parsed(network, name, text, lengths, shapes[name])):
             positions = axis.length(lengths)
             for factor in axis.factors:
@@ -37,8 +39,8 @@ def declared(
                 width = min(others)
                 verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
                 raise ConfigError(
-                    f"{network.name}: AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: its length "
-                    f"{behaves} with twice of it. Correct it, or leave {name} out."
+                    f"{network.name}: AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
+                    f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
                 )
     return readings
 
@@ -48,14 +50,14 @@ def _parsed(
 ) -> tuple[Axis, ...]:
     subject = f"{network.name}: AXES of {name}: "
     if not isinstance(text, str):
-        raise ConfigError(f"{subject}{text!r} must be a text, as '(3 heads 16) embed'.")
+        raise ConfigError(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
     try:
         pattern = Pattern.parse(text)
     except ConfigError as error:
         raise ConfigError(f"{subject}{error}") from None
     for unknown in sorted(pattern.names - lengths.keys()):
         raise ConfigError(
-            f"{subject}{unknown} is no width that any parameter's shape depends on{did_you_mean(unknown, lengths)}"
+            f"{subject}{unknown} is not a width that a parameter's shape depends on{did_you_mean(unknown, lengths)}"
         )
     numbered = any(factor.unit is not None for axis in pattern.axes for factor in axis.factors)
     if (given := pattern.shape(lengths)) != shape or numbered:

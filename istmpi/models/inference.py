@@ -25,7 +25,7 @@ from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
 SEEDS = 4
-COUNTS = "it decides which parameters there are"
+COUNTS = "it changes which parameters exist"
 """The problem of an integer that may count blocks."""
 
 
@@ -102,19 +102,19 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
 def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if not parameters:
-        raise ConfigError(f"{network.name}: it has no parameters to train.")
+        raise ConfigError(f"{network.name} has no parameters to train.")
     for name, values in {**parameters, **buffers}.items():
         if values.is_meta:
             raise ConfigError(
-                f"{network.name}: its {'buffer' if name in buffers else 'parameter'} {name} is on the device meta, "
-                f"where it has no values. Make it without a device."
+                f"{network.name}: its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
+                "meta, which has no values. Create it without a device."
             )
     for name, parameter in parameters.items():
         problem = ""
         if not parameter.numel():
             problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
         elif not parameter.is_floating_point():
-            problem = f"is of {parameter.dtype}; istmpi trains real floating-point numbers alone"
+            problem = f"is of {parameter.dtype}; istmpi trains only real floating-point numbers"
         elif "/" in name:
             problem = "has a / in its name, which checkpoints need. Rename it"
         if problem:
@@ -131,18 +131,18 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
-        return f"twice of it is refused ({error})"
+        return f"its double is refused ({error})"
     if wider.keys() != shapes.keys():
         return COUNTS
     ratios: dict[Place, int] = {}
     for name, shape in shapes.items():
         if len(wider[name]) != len(shape):
-            return f"{name} has another number of axes with twice of it"
+            return f"{name} has another number of axes when it doubles"
         for place, (length, longer) in enumerate(zip(shape, wider[name])):
             if longer == length:
                 continue
             if longer != 2 * length or length % width.length:
-                return f"an axis of {name} has {length} positions, and {longer} with twice of it"
+                return f"an axis of {name} has {length} positions, and {longer} when it doubles"
             ratios[name, place] = length // width.length
     return ratios or "no parameter's shape depends on it"
 
@@ -188,7 +188,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
             if broken:
                 furthest = max(furthest, broken, key=trial.order)
             elif vague := trial.indifferent_to(reading, last):
-                problem = f"the outputs do not tell how its units lie in {vague}"
+                problem = f"the outputs do not show the order of its units in {vague}"
                 return [Finding(width, problem=problem, vague=True)]
             else:
                 proved.append(Finding(width, reading, trial.spanned(reading)))
@@ -196,8 +196,8 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
                     return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    as_declared = " as AXES has them" if fixed else ""
-    problem = f"permuting its units{as_declared} changes the outputs, first behind {trial.shown(furthest)}"
+    as_declared = " as in AXES" if fixed else ""
+    problem = f"permuting its units{as_declared} changes the outputs, first after {trial.shown(furthest)}"
     return [Finding(width, problem=problem)]
 
 
@@ -211,7 +211,7 @@ def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tupl
                 break
         else:
             crossed = _crossing([*chosen.values(), candidates[name][0]], shapes)
-            problem = f"its units cannot be told from those of other widths in {crossed}"
+            problem = f"its units cannot be separated from those of other widths in {crossed}"
             chosen[name] = Finding(candidates[name][0].width, problem=problem)
     return [chosen[name] for name in candidates]
 

@@ -52,8 +52,8 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
-                f"{network.name}: its buffer {name} has random values, which would be others on every rank; frozen "
-                f"parameters are buffers. Compute it from a generator with a seed of its own."
+                f"{network.name}: its buffer {name} has random values, which would differ between ranks "
+                "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
     traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
@@ -152,8 +152,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     for name, count in calls.items():
         if not count:
             raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so that its "
-                f"moments cannot be calibrated. Leave it out of the constructor."
+                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so its "
+                "moments cannot be calibrated. Remove it from the constructor."
             )
     # A layer's own call reads its output as well where it writes into it.
     elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
@@ -174,20 +174,21 @@ def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -
     recorder, outputs, draws = recorded(network, module, EXAMPLES)
     if not outputs.requires_grad:
         raise ConfigError(
-            f"{network.name}: its outputs have no gradient with respect to any parameter. Leave torch.no_grad, detach "
-            f"and argmax out of its forward."
+            f"{network.name}: its outputs have no gradient with respect to any parameter. Remove "
+            "torch.no_grad, detach and argmax from its forward."
         )
     if (trained := network.exits_of(outputs)) != exits:
         raise ConfigError(
-            f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and {exits} in "
-            f"evaluation. Let it return as many in both, the full network's last."
+            f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and "
+            f"{exits} in evaluation. Return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
     for name in before:
         if before[name] != after.get(name):
             raise ConfigError(
-                f"{network.name}: its buffer {name} is changed by a forward pass in training; ranks would not agree on "
-                f"it, nor would checkpoints have it. istmpi knows those of nn.BatchNorm and nn.InstanceNorm."
+                f"{network.name}: its buffer {name} changes in a forward pass in training, so ranks would "
+                "disagree on it and checkpoints would lack it. Only buffers of nn.BatchNorm and "
+                "nn.InstanceNorm may change."
             )
     return recorder, draws
 
@@ -238,8 +239,7 @@ def _initial(
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
         raise ConfigError(
-            f"{network.name}: its parameter {name} does not start with finite numbers alone. Let the constructor give "
-            f"it some."
+            f"{network.name}: its parameter {name} does not start with finite numbers. Set it in the constructor."
         )
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]

@@ -37,8 +37,8 @@ def _with_few_units(network: UserNetwork) -> Table:
             break
     if table.computed:
         raise ConfigError(
-            f"{network.name}: LARGE = True, but its constructor computes the values of {table.computed[0]}, for which "
-            f"each rank would need the whole network. Draw them, or leave LARGE out."
+            f"{network.name}: LARGE = True, but its constructor computes the values of {table.computed[0]}, "
+            "so each rank would need the whole network. Draw them at random, or leave LARGE out."
         )
     groups = {name: network.widths[name].length for name in table.groups}
     with torch.device("meta"), without_values():
@@ -54,8 +54,8 @@ def _with_few_units(network: UserNetwork) -> Table:
         shape = Pattern.parse(entry.axes).shape(groups)
         if (there := tuple(parameters[name].shape) if name in parameters else ()) != shape:
             raise ConfigError(
-                f"{network.name}: LARGE = True, but {name} has the shape {there}, and {shape} by what was found with "
-                f"few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
+                f"{network.name}: LARGE = True, but {name} has the shape {there}, but {shape} is inferred "
+                f"from few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
             )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
         bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
@@ -64,8 +64,8 @@ def _with_few_units(network: UserNetwork) -> Table:
             lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
         if len(lengths) > 1:
             raise ConfigError(
-                f"{network.name}: LARGE = True, but the initial values of {name} depend on a width that few units do "
-                f"not tell from another. Give these widths lengths with other divisors up to {KEPT}."
+                f"{network.name}: LARGE = True, but the initial values of {name} depend on one of several "
+                f"widths that few units cannot separate. Give these widths other divisors up to {KEPT}."
             )
         entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)
     norms = {name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()}

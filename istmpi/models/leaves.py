@@ -181,8 +181,8 @@ class Elsewhere(torch.Tensor):
                     tensor.read = True
                     names.append(tensor.name)
         raise RuntimeError(
-            f"{', '.join(names)} is read outside of its own layer ({use}), which was not seen when this network was "
-            f"looked at: its rows are spread over the ranks."
+            f"{', '.join(names)} is read outside its layer ({use}), which the inspection of this network did "
+            "not see; its rows are spread over the ranks."
         )
 
 

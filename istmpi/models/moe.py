@@ -47,7 +47,7 @@ class MoE(Transformer):
         dropout: float = 0.0,
     ):
         if not experts or top < 1:
-            raise ValueError(f"experts = {list(experts)} needs a number, at least, and top = {top} must be 1 or more")
+            raise ValueError(f"experts = {list(experts)} needs at least one number, and top = {top} must be at least 1")
         super().__init__(
             shape, outputs, layers, embed, heads, queries, head_dim, (1,), norm, positions, "swiglu", tied, dropout
         )

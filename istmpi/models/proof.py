@@ -64,8 +64,8 @@ class Trial:
             raise ConfigError("the outputs of a small network with random weights are not finite")
         if not alike(self._run(self._values), self._expected):
             raise ConfigError(
-                "its forward makes other outputs of the same examples each time: it draws random numbers, or keeps "
-                "something"
+                "its forward gives other outputs for the same examples each time: it draws random numbers, "
+                "or keeps state"
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
@@ -150,7 +150,7 @@ class Trial:
                     return place[0]
         if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(reading):
             return ""
-        return "any parameter, on which they do not depend"
+        return "any parameter: they do not depend on it"
 
     def _matters(self, place: Place, order: tuple[int, int]) -> bool:
         if (place, order) not in self._mattering:
@@ -239,7 +239,9 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
             continue
         for name, reading in left.items():
             if not alike(run(x, {name: reading}, training), expected):
-                problems[name] = f"permuting its units changes the outputs {where}, though not those of a small network"
+                problems[name] = (
+                    f"permuting its units changes the outputs {where}, although not those of a small network"
+                )
     return problems
 
 

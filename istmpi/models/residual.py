@@ -56,7 +56,7 @@ def residual_blocks(
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
-        return (), "it decides which parameters there are, and counts no list of modules"
+        return (), "it changes which parameters exist, but does not count a list of modules"
     path = grown[0]
     for tried in (few(lengths), {}):
         try:
@@ -67,8 +67,8 @@ def residual_blocks(
             blocks = tuple(_residual(network, built, x, [f"{path}.{number}" for number in range(before[path])]))
         except ConfigError:
             continue
-        return blocks, "" if blocks else f"it counts the modules of {path}, none of which adds something to its input"
-    return (), f"it counts the modules of {path}, and the network cannot be run"
+        return blocks, "" if blocks else f"it counts the modules of {path}, which are not residual"
+    return (), f"it counts the modules of {path}, but the network cannot run"
 
 
 def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:

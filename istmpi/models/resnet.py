@@ -31,7 +31,8 @@ class ResNet(nn.Module):
         super().__init__()
         if not len(blocks) == len(channels) == len(inner):
             raise ValueError(
-                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must be equally many"
+                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must have "
+                "the same length"
             )
         if stem not in (3, 7):
             raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
@@ -109,6 +110,6 @@ class Block(nn.Module):
 def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:
     """Raise ValueError for examples that are no images, and for exits that are not behind these sections."""
     if len(shape) != 3:
-        raise ValueError(f"examples of shape {tuple(shape)} are no images [channels, height, width]")
+        raise ValueError(f"examples of shape {tuple(shape)} are not images [channels, height, width]")
     if any(not 1 <= section <= sections for section in exits) or [*exits] != sorted({*exits}):
         raise ValueError(f"exits = {list(exits)} must be sections from 1 to {sections}, each once and in order")

@@ -53,8 +53,8 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
         networks = [
             key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
         ]
-        problem = "has no class" if kind is None else "has something else than a torch.nn.Module as"
-        others = did_you_mean(class_name, networks) if networks else ", nor has it any torch.nn.Module."
+        problem = "has no class" if kind is None else "does not have a torch.nn.Module as"
+        others = did_you_mean(class_name, networks) if networks else ", nor any torch.nn.Module."
         raise ConfigError(f"--model {name}: {name.rpartition(':')[0]} {problem} {class_name}{others}")
     return kind, module
 
@@ -63,7 +63,7 @@ def class_name(kind: type[nn.Module]) -> str:
     from torch import nn
 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ConfigError(f"network = {kind!r}: give a class of torch.nn.Module, and its arguments beside it.")
+        raise ConfigError(f"network = {kind!r}: give a torch.nn.Module class, and its arguments separately.")
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     if file and "." not in kind.__module__:

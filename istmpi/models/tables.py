@@ -72,7 +72,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
     _require_known(settings, "norm", NORMS)
     if block < 0:
-        raise ConfigError(f"model.label_block = {block} must be 0 or more.")
+        raise ConfigError(f"model.label_block = {block} must be at least 0.")
     layers = _Layers(settings)
     names, bounds = [*layers.groups], {name: width**-0.5 for name, width in layers.groups.items()}
     first, last = names[0], names[-1]

@@ -49,9 +49,9 @@ class Transformer(nn.Module):
             if value not in choices:
                 raise ValueError(f"{name} = {value!r} must be {' or '.join(choices)}")
         if len(shape) != 1:
-            raise ValueError(f"examples of shape {tuple(shape)} are no windows of tokens")
+            raise ValueError(f"examples of shape {tuple(shape)} are not windows of tokens")
         if not heads or not hidden:
-            raise ValueError(f"heads = {list(heads)} and hidden = {list(hidden)} need a number each, at least")
+            raise ValueError(f"heads = {list(heads)} and hidden = {list(hidden)} each need at least one number")
         if positions == "rotary" and head_dim % 2:
             raise ValueError(f"head_dim = {head_dim} must be even with rotary positions")
         self.embedding = nn.Embedding(outputs, embed)

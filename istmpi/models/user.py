@@ -93,7 +93,7 @@ class UserNetwork:
         """The widths that the class prefers to deal out (``DEALT``)."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, as ('hidden',).")
+            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, such as ('hidden',).")
         return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
     @property
@@ -134,7 +134,7 @@ class UserNetwork:
                 f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
             ) from error
         if not isinstance(built, nn.Module):
-            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, which is no torch.nn.Module.")
+            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, not a torch.nn.Module.")
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
                 raise ConfigError(
@@ -199,22 +199,23 @@ class UserNetwork:
                 raise ConfigError(f"{self.name}: its forward fails on tensors of {shapes}: {short(error)}.") from error
             shape = " x ".join(map(str, inputs[0].shape))
             given = f"on examples of shape {shape}"
-            cure = "Examples come flat to a network that asks for features alone, else in the shape of the data"
+            cure = "A network that asks only for features gets flat examples, others the shape of the data"
             if self.sparse:
                 given = "on sparse rows"
-                cure = "They come as columns, offsets and values, as nn.EmbeddingBag takes them (docs/networks.md)"
+                cure = "Sparse rows come as columns, offsets and values, as for nn.EmbeddingBag (docs/networks.md)"
             if self.graph:
                 given = f"on a graph of {len(inputs[0])} nodes"
-                cure = "It comes as features, offsets and columns: node i hears from columns[offsets[i]:offsets[i + 1]]"
+                cure = (
+                    "A graph comes as features, offsets and columns: node i has neighbours "
+                    "columns[offsets[i]:offsets[i + 1]]"
+                )
             raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
             numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
             if numbers:
                 return torch.cat(numbers, dim=1)
             kind = type(returned).__name__
-            raise ConfigError(
-                f"{self.name}: its forward returns {kind}, in which no tensor has floating-point numbers."
-            )
+            raise ConfigError(f"{self.name}: its forward returns {kind}, without floating-point tensors.")
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
 
@@ -230,16 +231,16 @@ class UserNetwork:
             place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
-                loss = ". An own loss is not returned: give it to istmpi.with_loss inside, or leave it out"
-                cure = loss if shape == () else f". Its argument outputs is filled in with that {self.outputs}"
+                loss = ". Pass its loss to istmpi.with_loss instead of returning it"
+                cure = loss if shape == () else f". Its argument outputs is set to {self.outputs}"
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
                     f"{expected}{cure}."
                 )
             if not outputs.is_floating_point():
                 raise ConfigError(
-                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need floating-point "
-                    f"numbers. Return the scores themselves, for classes their logits."
+                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need "
+                    "floating-point numbers. Return scores, for classes logits."
                 )
 
 
@@ -276,7 +277,7 @@ def user_network(
     if name == "mlp" and (advice := TASKS[task].network):
         raise ConfigError(f"model.name = 'mlp' {advice}")
     if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(f"model.name = {name!r} takes {inputs}, and these data are for {task}. Use another network.")
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network.")
     facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
     if task == OWN:
         facts |= {} if shape else {"features": 0}
@@ -294,27 +295,27 @@ def user_network(
     for taken in ("scale", "init"):
         if taken in defaults:
             raise ConfigError(
-                f"{name}: its argument {taken} has the name of a setting of istmpi's, model.{taken}. Rename it."
+                f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it."
             )
     for setting in settings:
         if setting in DATA_ARGUMENTS:
             fact = DATA_ARGUMENTS[setting]
-            raise ConfigError(f"{name}: model.{setting} is {fact}, which the data tell. Leave it out.")
+            raise ConfigError(f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out.")
         if setting not in defaults:
             raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
     values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
     for argument, value in values.items():
         if value is _MISSING:
             raise ConfigError(
-                f"{name}: its argument {argument} has no default and is no fact of the data "
+                f"{name}: its argument {argument} has no default and is unknown to the data "
                 f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
             )
     for fact in (fact for fact in DATA_ARGUMENTS if fact in arguments and fact not in facts):
         if arguments[fact] is not _MISSING:
             continue
         raise ConfigError(
-            f"{name}: its argument {fact} is {DATA_ARGUMENTS[fact]}, which these data do not tell. Give it, as --set "
-            f"model.{fact}=10."
+            f"{name}: its argument {fact} is {DATA_ARGUMENTS[fact]}, which these data do not define. Set it: "
+            f"--set model.{fact}=10."
         )
     flat = "features" in arguments and "shape" not in arguments and example is None
     return UserNetwork(
@@ -341,7 +342,7 @@ def _shipped(name: str) -> tuple[type[nn.Module], Source]:
 
 def require_known(name: str) -> None:
     if name not in SHIPPED and ":" not in name:
-        more = ". A network of your own is FILE.py:Class or package.module:Class."
+        more = ". Give your network as FILE.py:Class or package.module:Class."
         raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
 
 
@@ -350,7 +351,7 @@ def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: its constructor's arguments are not known ({error}).") from None
+        raise ConfigError(f"{name}: its constructor's arguments cannot be read ({error}).") from None
     return {
         name: given.default
         for name, given in parameters.items()

@@ -181,11 +181,11 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: SumRecorder,
             if members and None not in members[1].values():
                 break
     if members is None:
-        unscaled = {"a forward pass, which does something else at other widths,": tuple(lengths)} if lengths else {}
+        unscaled = {"a forward pass, which differs at other widths,": tuple(lengths)} if lengths else {}
         return Sums(unscaled=unscaled, layers=dict.fromkeys(layers, (*lengths,)), fans=_fans(full.seen, {}, lengths))
     base, doubled = members
     unscaled = {
-        f"a forward pass, which does something else at twice of {name},": (name,)
+        f"a forward pass, which differs when {name} doubles,": (name,)
         for name, records in doubled.items()
         if records is None
     }

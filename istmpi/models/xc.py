@@ -35,9 +35,9 @@ class XC(nn.Module):
         if norm not in NORMS:
             raise ValueError(f"norm = {norm!r} must be {', '.join(NORMS)}")
         if not hidden:
-            raise ValueError("hidden = [] needs a number, at least")
+            raise ValueError("hidden = [] needs at least one number")
         if label_block < 0:
-            raise ValueError(f"label_block = {label_block} must be 0 or more")
+            raise ValueError(f"label_block = {label_block} must be at least 0")
         first, *others = hidden
         self.bag = nn.EmbeddingBag(features, first, mode="sum")
         self.bias = nn.Parameter(self.bag.weight.new_zeros(first))

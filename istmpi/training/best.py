@@ -28,13 +28,13 @@ class Best:
         reasons += ["checkpoint.best = true"] * run.checkpoint.best
         if reasons and "validation" not in data.splits:
             raise ConfigError(
-                f"{reasons[0]} needs a validation split, and {data.source} has none. Hold some examples out: "
-                f"--set data.validation=0.1."
+                f"{reasons[0]} needs a validation split, and {data.source} has none. Hold examples out: --set "
+                "data.validation=0.1."
             )
         if run.checkpoint.best and run.train.resolution:
             raise ConfigError(
-                "checkpoint.best = true does not go with train.resolution: networks for images of different sizes are "
-                "not compared. Leave one out."
+                "checkpoint.best = true does not go with train.resolution, because networks for different "
+                "image sizes cannot be compared. Leave one out."
             )
         return Best(data.scoring.higher_is_better, run.train.patience) if run.watches_validation else None
 
@@ -63,8 +63,8 @@ class Best:
     def told(self, score_name: str) -> str:
         """Say in words that the run's patience is exhausted."""
         return (
-            f"no better {score_name} on the validation split in {self.without_better} evaluations (train.patience), "
-            f"the best after round {self.round}"
+            f"no better {score_name} on the validation split in {self.without_better} evaluations "
+            f"(train.patience); the best was after round {self.round}"
         )
 
     @property

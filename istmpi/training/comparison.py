@@ -162,8 +162,8 @@ class Comparison:
         self._stop.settle(self._communicator.allgather(self._stop.reason))
         if self._stop.reason:
             error = StoppedError(
-                f"stopped by {self._stop.reason} at {turn.folder.name}; what is done is saved in {self.folder}. "
-                f"{self._stop.cure} command resumes it."
+                f"stopped by {self._stop.reason} at {turn.folder.name}; finished work is saved in "
+                f"{self.folder}. {self._stop.cure} command to continue."
             )
             error.everywhere = True
             raise error
@@ -174,7 +174,9 @@ class Comparison:
             record = {"ranks": self._communicator.size}
             (self.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--out {self.folder}: cannot be written ({error.strerror}). Name another.") from None
+            raise ConfigError(
+                f"--out {self.folder}: cannot be written ({error.strerror}). Give another folder."
+            ) from None
 
     def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
@@ -209,7 +211,7 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
             number += 1
             path = Path(f"runs/compare-{run.name}-{number}")
     except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Name another folder.") from None
+        raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Give another folder.") from None
     return path
 
 
@@ -221,9 +223,9 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
         return "it is a file"
     record = path / RECORD
     if not record.is_file():
-        return "the folder is not empty and not a comparison's" if any(path.iterdir()) else ""
+        return "the folder is not empty and holds no comparison" if any(path.iterdir()) else ""
     if (ranks_there := _ranks(record)) != ranks:
-        return f"it has runs of {ranks_there} ranks, this job has {ranks}"
+        return f"it has runs of {ranks_there} ranks, but this job has {ranks}"
     for turn in turns(run, methods, repeats, path):
         if not (turn.folder / SETTINGS).is_file():
             continue

@@ -59,9 +59,9 @@ class Training(Prepared):
         if self.rounds_done >= self.run.train.rounds:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
-            return f"train.max_minutes = {self.run.train.max_minutes:g} are over"
+            return f"train.max_minutes = {self.run.train.max_minutes:g} reached"
         if self.told_to_end:
-            return "the program ended it"
+            return "ended by the program"
         if self.best and self.best.exhausted:
             return self.best.told(self.score_name)
         return ""
@@ -158,7 +158,7 @@ class Training(Prepared):
         Raises DivergedError on every rank where a value is not finite.
         """
         if odd := self.not_finite():
-            error = DivergedError(f"the network is not finite {self.position}: {odd}. It is not saved.")
+            error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
             error.everywhere = True
             raise error
         if calibrated and not self.calibrated and self.dataset.network is None:
@@ -210,9 +210,9 @@ class Training(Prepared):
             restored = restore(checkpoint, self.store)
             restore_frozen(checkpoint, self.architecture)
             if odd := self.store.not_finite():
-                raise DataError(f"{path}: {odd}; weights must be finite. Go on from an earlier checkpoint.")
+                raise DataError(f"{path}: {odd}; weights must be finite. Resume from an earlier checkpoint.")
             if header.local_step:
-                changes.append("a version that stops inside rounds saved it: its round begins again from the mean")
+                changes.append("saved inside a round by an older version: the round starts again from the mean")
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
         self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))

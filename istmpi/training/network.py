@@ -45,7 +45,7 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
     _require_same(
         run,
         [rank for rank, source in enumerate(sources) if source != sources[0]],
-        "its file, or one that it imports, is another one on {}. Give all ranks the same files.",
+        "its file, or a file that it imports, differs on {}. Give all ranks the same files.",
     )
     tree = table and table.tree()
     if tree is None and communicator.rank == 0:
@@ -119,13 +119,14 @@ def _require_same_outputs(
         _require_same(
             run,
             odd,
-            "its forward makes something else of the same examples and weights on {}. It must compute the same on all.",
+            "its forward gives other outputs for the same examples and weights on {}. Make it compute the "
+            "same on all ranks.",
         )
 
 
 def _require_same(run: Run, odd: list[int], what: str) -> None:
     if odd:
-        shown = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd[:4]))}{', ...' * (len(odd) > 4)} than on rank 0"
+        shown = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd[:4]))}{', ...' * (len(odd) > 4)} and rank 0"
         error = ConfigError(f"{run.model.name}: {what.format(shown)}")
         error.everywhere = True
         raise error
@@ -192,17 +193,15 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
     """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
-        raise ConfigError(
-            f"train.batch = {batch}, but with data.graph = 'full' an example is the whole graph. Give --batch 1."
-        )
+        raise ConfigError(f"train.batch = {batch}, but data.graph = 'full' has a single example. Give --batch 1.")
     if how == "clusters" and batch > examples:
         raise ConfigError(f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer.")
     if how == "neighbours" and has_table(code.name):
         layers = len(code.settings["hidden"]) + 1
         if len(run.data.fanout) != layers:
             raise ConfigError(
-                f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {code.name} has "
-                f"{layers} layers. Give one for each."
+                f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but {code.name} "
+                f"has {layers} layers. Give a number for each layer."
             )
 
 

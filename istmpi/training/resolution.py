@@ -81,8 +81,9 @@ def require_resizable(run: Run, network: Architecture) -> None:
     """Refuse, with a ConfigError, a run with several sizes whose network has no images to begin with."""
     if run.train.resolution and len(network.example_shape) != 3:
         raise ConfigError(
-            f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} takes "
-            f"them flat: its first layer would start anew with every size. Give its constructor the argument shape."
+            f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} "
+            "takes flat images, so its first layer depends on the size. Give its constructor the argument "
+            "shape."
         )
 
 

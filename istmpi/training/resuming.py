@@ -41,7 +41,7 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
     header, changed, refused = checkpoint.header, [], []
     for setting, (saved, current) in header.run.differences(here.run).items():
-        text = f"{setting} = {saved} there, {current} here"
+        text = f"{setting} = {saved} in the checkpoint, {current} here"
         if setting in MAY_CHANGE or (setting == "model.name" and _moved(checkpoint, here.architecture)):
             changed.append(text)
         elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
@@ -49,21 +49,21 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     for fact, saved in vars(header.data).items():
         current = getattr(here.data_summary, fact)
         if saved not in (None, current) and fact != "source":
-            refused.append(f"data: {fact} = {saved} there, {current} here")
+            refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
     if not same_targets(checkpoint.targets, here.dataset.targets):
-        refused.append("data: targets are standardised by other numbers than there")
+        refused.append("data: targets have another mean or deviation than in the checkpoint")
     old, new = checkpoint.architecture.table, here.architecture.table
     if difference := old.difference(new):
-        refused.append(f"network: {difference} (there, here)")
+        refused.append(f"network: {difference} (checkpoint, here)")
     elif new.source and old.source != new.source:
-        changed.append(f"the source of {here.run.model.name}, whose parameters are as they were")
+        changed.append(f"the source of {here.run.model.name}, with unchanged parameters")
     if here.run.data.placement == "local" and header.ranks == here.communicator.size:
         saved, current = checkpoint.own_data(here.store.rank), contents(here.dataset.train)
         if saved not in (None, current):
-            refused.append(f"data: examples, labels and features = {saved} there, {current} here")
+            refused.append(f"data: examples, labels and features = {saved} in the checkpoint, {current} here")
     if refused:
         raise ConfigError(
-            f"{checkpoint.path} is of another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+            f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."
         )
     return changed
 

@@ -96,7 +96,7 @@ def recorded(
         began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
-            note(f"nothing left to train: {start} was saved {training.position}, the end of the run.")
+            note(f"nothing left to train: {start} is complete, {training.position}.")
             if first:
                 watch.already_finished(folder)
             yield training, None
@@ -108,7 +108,7 @@ def recorded(
                 if not trained:
                     folder.forget(SUMMARY)
                 for path in set_aside(folder.path, start) if start else ():
-                    note(f"set aside, for the run resumes from {start}: {path}")
+                    note(f"set aside, because the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
         record = RunRecord(training, folder, watch, lock, at_the_end, inside)
@@ -151,5 +151,5 @@ def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Cal
     start = newest_valid(path, communicator, note)
     with communicator.agreed():
         if start is None and resume != "auto":
-            raise DataError(f"--resume {resume}: there is no checkpoint in this folder.")
+            raise DataError(f"--resume {resume} has no checkpoint.")
     return start

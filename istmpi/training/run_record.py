@@ -89,7 +89,7 @@ class RunRecord:
                 self._folder.append(progress.record())
             except OutputError as error:
                 if len(self._folder.pending) == 1:
-                    self.note(f"{error} The run continues; its metrics are kept until they can be.")
+                    self.note(f"{error} The run continues and keeps its metrics in memory.")
             self._watch.progressed(progress)
         if settings.best and progress.validation and training.best.round == progress.round:
             with training.clock("save"):
@@ -110,7 +110,7 @@ class RunRecord:
                 again = "program with resume='auto'" if training.dataset.network else "command with --resume auto"
                 error = StoppedError(
                     f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
-                    f"{training.stop.cure} {again} resumes it."
+                    f"{training.stop.cure} {again} to continue."
                 )
                 error.everywhere = True
                 raise error
@@ -121,10 +121,10 @@ class RunRecord:
         """Save the network from before a round that diverged, and add to the error where it is."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
-            error.args = (f"the network was not finite {self._training.position}: {odd}. It is not saved.",)
+            error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
         else:
             self._saver.save_now(*self._training.state(calibrated=True), network)
-            error.args = (f"{error} They are in {network}.",)
+            error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
         """Save the trained ``network``, write the summary and announce the end; StoppedError for a stopped run."""
@@ -185,7 +185,7 @@ def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], N
     lines, kept = communicator.broadcast_from_root((lines, kept))
     best.take_metrics(lines, training.rounds_done)
     if training.run.checkpoint.best and best.round not in (None, kept):
-        note(f"{path} is not of round {best.round}, which scored best so far: the best begins anew.")
+        note(f"{path} is not from the best round, {best.round}; the best score starts over.")
         best.forget()
 
 

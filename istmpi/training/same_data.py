@@ -26,23 +26,23 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
         for fact, first in first_meaning.items():
             if meaning[fact] != first:
                 raise DataError(
-                    f"{data.source}: {fact} = {meaning[fact]}, on rank 0 {first}. All ranks' files must agree on them."
+                    f"{data.source}: {fact} = {meaning[fact]}, but {first} on rank 0. Give all ranks files that agree."
                 )
         if differences := other_reading(data.reading, first_reading):
-            cure = "Prepare all ranks' files alike: the same columns, or one --counted-from."
+            cure = "Prepare all ranks' files with the same columns and the same --counted-from."
             raise DataError(f"{data.source}: {differences} on rank 0. {cure}")
         if first_offsets != offsets:
             raise DataError(
-                f"{data.source}: its values are less an offset for float32, and on rank 0 less another one or none. "
-                f"Subtract the same number from all ranks' values before they are prepared."
+                f"{data.source}: its values have another float32 offset than on rank 0. Subtract the same "
+                "number from all ranks' values before preparing them."
             )
     if run.data.placement != "local":
         splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})
         with communicator.agreed():
             if differences := _differences(splits):
                 raise DataError(
-                    f"{run.data.source}: some ranks read another file of this name than rank 0: {differences}. Give "
-                    f"all ranks the same one; with {{rank}} in its name each has its own."
+                    f"{run.data.source} differs between ranks: {differences}. Give all ranks the same file, or "
+                    "a file for each rank with {rank} in its name."
                 )
 
 

@@ -60,7 +60,7 @@ def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
     """Read the shares of each round of a run from its metrics or its folder."""
     path = path / METRICS if path.is_dir() else path
     if not is_file(path):
-        raise ConfigError(f"method.shares = {str(path)!r}: no such file; it must be auto, numbers, or a metrics.jsonl.")
+        raise ConfigError(f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl.")
     log: dict[int, tuple[float, ...]] = {}
     for line in RunFolder(path.parent).lines(path.name):
         if share_of(0) not in line:
