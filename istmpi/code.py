@@ -30,7 +30,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
         raise
     except BaseException as error:
         raise ConfigError(
-            f"{option} {name}: {path} cannot be imported: {short(error)}. Python itself must be able to import it."
+            f"{option} {name}: {path} cannot be imported: {short(error)}. Make it importable in Python."
         ) from error
 
 
@@ -43,7 +43,7 @@ def gradients_kept() -> Iterator[None]:
     yield
     if torch.is_grad_enabled() != before:
         torch.set_grad_enabled(before)
-        raise RuntimeError("it turns gradients off for the whole program; use torch.no_grad() as a context")
+        raise RuntimeError("it turns gradients off globally; use torch.no_grad() as a context")
 
 
 def short(error: BaseException) -> str:
@@ -55,7 +55,7 @@ def short(error: BaseException) -> str:
 def _module_of_file(path: Path, given: str) -> ModuleType:
     """A file as a module; its imports from its own folder work."""
     if not path.is_file():
-        raise ConfigError(f"{given}: there is no file {path}.")
+        raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

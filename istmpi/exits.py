@@ -48,6 +48,6 @@ def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"
-        raise ConfigError(f"{shown}: {network} has {exits} output{'s' * (exits > 1)}, the last one's included. {cure}.")
+        raise ConfigError(f"{shown}: {network} has {exits} output{'s' * (exits > 1)}, including the last. {cure}.")
     if weights and not any(weights):
-        raise ConfigError(f"{shown} leaves nothing to train for. Give at least one that is above 0.")
+        raise ConfigError(f"{shown} has no weight above 0. Give at least one.")

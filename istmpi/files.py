@@ -53,7 +53,7 @@ def require_file(path: Path, or_folder: bool = False) -> None:
 def require_free(path: Path, force: bool) -> None:
     """Refuse a name that is taken, before any work is done."""
     if path.is_dir() or (path.exists() and not force):
-        raise ConfigError(f"{path} exists; a file is replaced only with --force. Or choose another name with --out.")
+        raise ConfigError(f"{path} exists. Replace it with --force, or choose another name with --out.")
 
 
 @contextlib.contextmanager

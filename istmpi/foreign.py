@@ -85,7 +85,7 @@ def in_ascii_digits(text: str) -> bool:
 
 def _checked(text: str) -> str:
     if not in_ascii_digits(text):
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} is not a number")
     return text
 
 
@@ -126,9 +126,11 @@ def reason(error: BaseException) -> str:
 def past_a_limit(error: BaseException) -> UserError | None:
     """Return the message for an error because an input is too large; None for any other error."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
-        return UserError(f"what was given is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
+        return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
-        return UserError(f"{error.filename}: cannot be used ({error.strerror}). Give another name or other rights.")
+        return UserError(
+            f"{error.filename}: cannot be used ({error.strerror}). Give another name, or change its permissions."
+        )
     return None
 
 
@@ -145,8 +147,8 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
-        f"{file}, line {line}, ends the program by {how} before its work is done. Let it return, or raise an error "
-        f"that says why."
+        f"{file}, line {line}, ends the program with {how} before its work is done. Return, or raise an error "
+        "with the reason."
     )
     end.exit_code = code if isinstance(code, int) and code % 256 else 1  # a system keeps eight bits of it
     return end
@@ -198,13 +200,13 @@ def read_toml(path: Path, cure: str) -> dict[str, Any]:
 def toml_value(text: str) -> Any:
     """Parse a value as TOML writes it; ValueError for anything else, and for anything behind it."""
     if not text.isprintable():
-        raise ValueError(f"{printable(text)} holds what cannot be printed")
+        raise ValueError(f"{printable(text)} has characters that cannot be printed")
     try:
         values = tomllib.loads(f"values = [{text}, 0]")["values"]
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if len(values) != 2:
-        raise ValueError(f"{text} is not one value")
+        raise ValueError(f"{text} is not a single value")
     return values[0]
 
 
@@ -265,7 +267,7 @@ class Fields:
     def text(self, key: str) -> str:
         value = self.value(key)
         if not isinstance(value, str):
-            raise self.refused(key, value, "must be a text")
+            raise self.refused(key, value, "must be text")
         return printable(value)
 
     def texts(self, key: str) -> list[str]:

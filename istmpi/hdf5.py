@@ -29,7 +29,7 @@ CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
-CHANGED = "its attributes, or the list of its datasets, are not those that were saved"
+CHANGED = "its attributes or its list of datasets have changed since saving"
 
 _CHUNK = 2**24
 """Bytes read at a time when checksums are compared."""
@@ -166,7 +166,7 @@ def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
         if links is None or not links.exists(name.encode()):
             return None
         if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{path} is a link to another place ({_target(links.get_val(name.encode()))})")
+            raise ValueError(f"{path} is a link to {_target(links.get_val(name.encode()))}")
         place = place[name]
     return place if isinstance(place, h5py.Dataset) else None
 
@@ -182,10 +182,10 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
     if layout.get_layout() == h5py.h5d.VIRTUAL:
-        return "is virtual: it is made of other datasets"
+        return "is a virtual dataset"
     nbytes, offset = dataset.size * dataset.id.get_type().get_size(), dataset.id.get_offset()
     if nbytes and (layout.get_layout() != h5py.h5d.CONTIGUOUS or offset is None or offset + nbytes > size):
-        return "is not one contiguous block"
+        return "is not stored contiguously"
     return None
 
 
@@ -234,7 +234,7 @@ def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
     if guard is None:
         return None
     if guard.dtype != np.uint32 or guard.ndim != 1 or guard.size == 0 or misplaced(guard, file.id.get_filesize()):
-        raise ValueError(f"{CHECKSUMS}{path} has no checksums in it")
+        raise ValueError(f"{CHECKSUMS}{path} lacks checksums")
     return guard[...]
 
 

@@ -56,7 +56,7 @@ class FolderLock:
     def require(self) -> None:
         """Raise OutputError when another run took the folder over, as may happen to a suspended process."""
         if _read(self.path) not in (self._own, ""):
-            raise OutputError(f"{self.path} is no longer this run's: another one has taken its place.")
+            raise OutputError(f"{self.path} is no longer this run's: another run has taken it.")
 
     def release(self) -> None:
         self._released.set()
@@ -79,7 +79,7 @@ class FolderLock:
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
             if alive is None and not noted:
-                note(f"{self.path} is of {_name(holder)}; left over if not touched for {SECONDS_UNTIL_LEFT:g} s.")
+                note(f"{self.path} belongs to {_name(holder)}; stale if not updated for {SECONDS_UNTIL_LEFT:g} s.")
                 noted = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._remove(text)
@@ -173,14 +173,14 @@ def _continued_by_this_job(holder: dict[str, Any]) -> bool:
 
 def _refusal(path: Path, holder: dict[str, Any]) -> str:
     return (
-        f"--out {path.parent}: another run is at work there, {_name(holder)}. "
-        f"Wait for its end, name another folder, or remove {path} if there is no such run."
+        f"--out {path.parent} is used by another run, {_name(holder)}. Wait until it ends, give another "
+        f"folder, or remove {path} if there is no such run."
     )
 
 
 def _name(holder: dict[str, Any]) -> str:
     if not holder:
-        return "a process that does not say its name"
+        return "an unknown process"
     return f"process {holder.get('process')} on host {holder.get('host')} since {holder.get('since')}"
 
 

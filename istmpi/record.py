@@ -17,7 +17,7 @@ SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 """The file with the reason why a run of a comparison failed."""
-CURE = "Repair the file, or take the run's folder away."
+CURE = "Repair the file, or remove the run's folder."
 """The cure for a record that cannot be read."""
 JOB = "job"
 """The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
@@ -45,7 +45,7 @@ class RunFolder:
         never overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
-            raise DataError(f"--resume {resume}: there is no such file or folder.")
+            raise DataError(f"--resume {resume} does not exist.")
         if wanted or resume == "auto":
             path = home(wanted, name)
         elif resume:
@@ -67,8 +67,8 @@ class RunFolder:
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
-                what = "is not empty and not a run's" if resume else "is not empty"
-                raise ConfigError(f"--out {path}: the folder {what}. Name another or remove it.")
+                what = "is not empty and not a run's folder" if resume else "is not empty"
+                raise ConfigError(f"--out {path}: the folder {what}. Give another folder, or remove it.")
         except OSError as error:
             raise _unusable(path, error) from None
 
@@ -87,7 +87,7 @@ class RunFolder:
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
-            raise OutputError(f"{self.path / name}: cannot be removed ({error.strerror}).") from None
+            raise OutputError(f"{self.path / name} cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
         self._open(f".{name}", "w", text)
@@ -113,7 +113,7 @@ class RunFolder:
 
     def lines(self, name: str = METRICS) -> list[Fields]:
         """Read the lines, which may hold anything but have a round each; DataError where they do not."""
-        subject = f"{self.path / name}: not the metrics of a run"
+        subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
@@ -124,7 +124,7 @@ class RunFolder:
 
     def summary(self) -> Fields:
         path = self.path / SUMMARY
-        return Fields.read(path, f"{path}: not the summary of a run", CURE)
+        return Fields.read(path, f"{path} does not hold the summary of a run", CURE)
 
     def _open(self, name: str, mode: str, text: str) -> None:
         with self._refusal(name), open(self.path / name, mode, encoding="utf-8") as file:
@@ -170,7 +170,7 @@ def _expected(name: str) -> bool:
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Name another folder.")
+    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.")
 
 
 def _free(path: Path) -> Path:

@@ -30,7 +30,7 @@ def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[st
     gone = [name for name in GONE if _value(tree, name) is not None]
     for name in gone:
         if (value := _value(tree, name)) != GONE[name]:
-            raise ConfigError(f"{source}: {name} = {value!r}: this setting no longer exists. Leave it out.")
+            raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
     if gone:
         gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
     tree = {
@@ -45,7 +45,7 @@ def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[st
         if isinstance(branch, Mapping) and key in branch:
             name = new.partition(".")[2]
             if name in branch:
-                raise ConfigError(f"{source}: {old} is the old name of {new}, and both are there. Leave one out.")
+                raise ConfigError(f"{source}: {old} is the old name of {new}, which is also set. Leave one out.")
             tree[section] = {name if other == key else other: value for other, value in branch.items()}
             if aloud:
                 tell(old, new, source)

@@ -132,14 +132,14 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     if any(isinstance(part, int) and abs(part) > MOST for part in parts):
         raise ConfigError(f"{where} must lie between -2^64 and 2^64.")
     if any(isinstance(part, str) and any("\ud800" <= sign <= "\udfff" for sign in part) for part in parts):
-        raise ConfigError(f"{where} must be a text of signs that can be printed.")  # bytes of a command line
+        raise ConfigError(f"{where} must be printable text.")  # bytes of a command line
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
     for part in (*parts, *numbers_in(value)):
         if isinstance(part, str) and not part.isprintable():
-            raise ConfigError(f"{where} must be a text of signs that can be printed.")
+            raise ConfigError(f"{where} must be printable text.")
         if isinstance(part, float) and not math.isfinite(part):
             interval = range_of(hint)
             raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
@@ -159,7 +159,7 @@ def converted(value: Any, hint: Any, name: str) -> Any:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}") from None
     if isinstance(value, float) and math.isnan(value) and get_origin(hint) is Annotated:
-        raise ConfigError(f"{name} is no number")
+        raise ConfigError(f"{name} is not a number")
     return value
 
 
@@ -185,7 +185,7 @@ def _demand(value: Any, hint: Any) -> str:
         if item_kind in _ENGLISH and not all(_fits(item, item_kind) for item in value):
             return f"must be {_ENGLISH[item_kind]}, each."
     elif get_origin(kind) is Literal:
-        return f"is not known{did_you_mean(value, get_args(kind))}" if isinstance(value, str) else "must be a text."
+        return f"is not known{did_you_mean(value, get_args(kind))}" if isinstance(value, str) else "must be text."
     elif not _fits(value, kind):
         return f"must be {_ENGLISH[kind]}."
     if "must" in limits:

@@ -19,7 +19,7 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
         yield entry["file"]
         yield "" if entry["round"] is None else f"{entry['round']} of {entry['rounds']}"
         yield from ("" if entry[key] is None else entry[key] for key in ("local_steps", "ranks", "method"))
-        yield from (size(entry["bytes"]), entry["modified"], entry["problem"] or "can be opened")
+        yield from (size(entry["bytes"]), entry["modified"], entry["problem"] or "readable")
 
     columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
     return table_of(columns, map(row, entries))
@@ -99,19 +99,19 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
     portions = [(1, number(elements), "100%", number(flops), "100%")]
     for ranks, held in facts["held"].items():
         if held is None:
-            portions.append((ranks, "a width has fewer units than there are ranks", "", "", ""))
+            portions.append((ranks, "a width has fewer units than ranks", "", "", ""))
         else:
             its = facts["flops_of_held"][ranks]
             share, of_flops = f"{held / elements:.1%}", f"{its / max(flops, 1):.1%}"
             portions.append((ranks, number(held), share, number(its), of_flops))
     portions.append(("any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", ""))
-    yield table_of(("ranks", "weights that each trains", "of all", "FLOPs to train an example", "of all"), portions)
+    yield table_of(("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all"), portions)
 
 
 def _verdict(width: Mapping[str, Any]) -> str:
     if not width["dealt"]:
         return "no: " + width["problem"]
-    verdict = "yes" + ", though something spans its units: a normalisation, or their number" * width["spanned"]
+    verdict = "yes" + ", although a normalisation, or a value of their number, spans its units" * width["spanned"]
     if width["blocks"]:
         verdict += f": whole blocks, {', '.join(width['blocks'])}"
     verdict += ", but not by default" * (not width["by_default"])

@@ -133,7 +133,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
     if len(data := _data(curves)) > 1:
-        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}. Give those on one data set.")
+        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}. Give runs on the same data.")
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
@@ -159,14 +159,16 @@ def _data(curves: Sequence[Curve]) -> list[str]:
         for curve, name in zip(curves, names)
     }
     named = sorted(several - {""})
-    return named + ["data not named"] * ("" in several and len(named) != 1)
+    return named + ["unnamed data"] * ("" in several and len(named) != 1)
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:
     for target in targets:
         if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
             limit = " and at most 1" * (score_name == "accuracy")
-            raise ConfigError(f"--targets {target:g}: a target of the {score_name} must be above 0{limit}, as in 0.75.")
+            raise ConfigError(
+                f"--targets {target:g}: a target of the {score_name} must be above 0{limit}, such as 0.75."
+            )
 
 
 def smoothed(scores: Sequence[float]) -> list[float]:

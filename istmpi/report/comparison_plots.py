@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 4.8, 3.5
 """Inches of one panel, whose letters are large enough on a telephone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
-SPLIT = "Where the time went"
+SPLIT = "Time by phase"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
     ("Traffic", "Mfloat received per gradient step, all ranks", lambda row: row["received_floats_per_step"] / 1e6),
     ("Computation", "GFLOP per gradient step, all ranks", lambda row: row["flops_per_step"] / 1e9),
     ("Time of an epoch", "seconds", lambda row: row["seconds_per_epoch"]),
-    (SPEED_UP, "times the examples a second", lambda row: row["speed_up"]),
+    (SPEED_UP, "ratio of examples a second", lambda row: row["speed_up"]),
     ("Memory of a rank", "MB", lambda row: row["memory_bytes"] / 1e6),
 ]
 

@@ -82,12 +82,12 @@ def _found(path: Path) -> list[Path]:
     if path.is_file() or _is_run(path):
         return [path]
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder.")
+        raise DataError(f"{path} does not exist.")
     if not path.is_dir():
         raise DataError(f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}.")
     inside = sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder))
     if not inside:
-        raise DataError(f"{path}: is no run's folder and has none in it ({METRICS} and {SETTINGS}, or {FILE}).")
+        raise DataError(f"{path} is not a run's folder and contains none ({METRICS} and {SETTINGS}, or {FILE}).")
     return inside
 
 
@@ -106,7 +106,7 @@ def _of_run(folder: Path) -> Curve:
     summary = record.summary() if (folder / SUMMARY).is_file() else None
     failure = None
     if (folder / FAILURE).is_file():
-        failure = Fields.read(folder / FAILURE, f"{folder / FAILURE}: not why a run failed", CURE)
+        failure = Fields.read(folder / FAILURE, f"{folder / FAILURE} is not a record of a failed run", CURE)
     done, rounds = lines[-1].whole("round") if lines else 0, run.train.rounds
     problem = ""
     if failure:
@@ -133,13 +133,13 @@ def _of_run(folder: Path) -> Curve:
 
 
 def _load(path: Path) -> Curve:
-    tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT} of version {VERSION}.")
+    tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT}, version {VERSION}.")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:
             raise tree.refused(key, tree.value(key), f"must be {expected!r}")
     keys = {field.name for field in fields(Curve)} | {"format", "version"}
     if unknown := [key for key in tree if key not in keys]:
-        raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is no key of a curve")
+        raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is not a key of a curve")
     texts = {
         key: tree.text(key) for key in ("method", "score_name", "name", "problem", "source", "data") if key in tree
     }
@@ -164,7 +164,7 @@ def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point,
     for point, next in zip(points, points[1:]):
         if any(getattr(next, name) < getattr(point, name) for name in ("round", *costs)):
             raise DataError(
-                f"{source}: the point of round {next.round} has less of something than that of round {point.round} "
-                "before it; rounds, seconds, bytes and examples must not fall."
+                f"{source}: the point of round {next.round} falls below that of round {point.round}; rounds, "
+                "seconds, bytes and examples must not decrease."
             )
     return tuple(points)

@@ -11,11 +11,11 @@ SCHEMA = "http://json-schema.org/draft-07/schema#"
 
 _PAGE = """# Settings
 
-All that a run file may say. `istmpi settings NAME` prints an entry, `--set NAME=VALUE` gives one on the command line,
-and what a run leaves out has its default. *Made from the code by `istmpi settings --markdown`; do not edit.*
+The settings of a run file. `istmpi settings NAME` prints an entry, `--set NAME=VALUE` sets one on the command line.
+Settings that a run leaves out have their defaults. *Made from the code by `istmpi settings --markdown`; do not edit.*
 
-[run.schema.json](run.schema.json) (`istmpi settings --schema`) is the same for editors: they complete names and values
-and mark what cannot be. With taplo (Even Better TOML in VS Code, Helix, Zed), write as the first line of a run file
+[run.schema.json](run.schema.json) (`istmpi settings --schema`) is the same for editors, which complete names and
+values and mark mistakes. With taplo (Even Better TOML in VS Code, Helix, Zed), write as the first line of a run file
 
 ```toml
 #:schema https://host/path/run.schema.json
@@ -35,7 +35,7 @@ def markdown() -> str:
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
         for owner, group in groupby(settings, key=lambda setting: setting.owner if section == "model" else ""):
-            heading = f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside of sections"
+            heading = f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside sections"
             page += (
                 f"## {heading}\n\n| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
             )

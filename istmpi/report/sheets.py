@@ -49,23 +49,23 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     settings = (
         (key, tuple(text(each[key]) if key in each else "" for each in settings_of)) for key in differing(settings_of)
     )
-    more = {"Where the time went": _phases(comparison), "Settings in which the methods differ": tuple(settings)}
+    more = {"Time by phase": _phases(comparison), "Settings that differ": tuple(settings)}
     return made + [Sheet(title, "", columns, rows) for title, rows in more.items() if rows]
 
 
 def notes(comparison: Comparison) -> list[str]:
     lines = [
-        "A score counts as reached at the first evaluation where the median of it and its two neighbours has reached "
-        "it; figures are those of that evaluation. The clock stands still during evaluations."
+        "A score counts as reached at the first evaluation where the median of it and its two neighbours "
+        "reaches it; the figures are from that evaluation. Evaluation time does not count."
     ]
     if any(len(group.curves) > 1 for group in comparison.groups):
         lines.append(
-            "Medians over repeats with lowest and highest below. A run that did not reach a score counts as slower "
-            "than all that did. x: times the best method's figure, the median over seeds that both have; runs that "
-            "share a seed count as one, with their median."
+            "Figures are medians over repeats, with lowest and highest below. A run that did not reach a "
+            "score counts as slower than those that did. x: ratio to the best method's figure, the median "
+            "over common seeds. Runs with the same seed count as a single run, their median."
         )
     else:
-        lines.append("x: times the best method's figure. One run of each method: repeats would show the noise.")
+        lines.append("x: ratio to the best method's figure. Each method ran once; repeats would show the noise.")
     for group in comparison.groups:
         lines += [f"{group.label}, seed {curve.seed}: {curve.problem}" for curve in group.curves if curve.problem]
     return lines
@@ -123,7 +123,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         "sent by a rank": (cells(sent, size), nothing),
     }
     made = tuple((name, tuple(texts)) for name, (texts, _) in rows.items())
-    return Sheet("At the end", "", columns, made, tuple(best for _, best in rows.values()))
+    return Sheet("Final figures", "", columns, made, tuple(best for _, best in rows.values()))
 
 
 def _each(values: Sequence[int]) -> str:
@@ -142,7 +142,7 @@ def _phases(comparison: Comparison) -> Rows:
             else ""
             for phases, total in zip(by_group, totals)
         )
-        rows.append((f"{name} (not on the clock)" if off else name, cells))
+        rows.append((f"{name} (not counted)" if off else name, cells))
     return tuple(rows)
 
 
@@ -150,7 +150,7 @@ def verdict(comparison: Comparison) -> str:
     """The verdict on a comparison, the first to the hardest score that any method reached first."""
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
-        return "No run has been evaluated yet: there is nothing to compare."
+        return "The runs have no evaluation to compare yet."
 
     def seconds(group: Group, target: float) -> float:
         return comparison.to_target(group, "seconds", target).median
@@ -165,11 +165,11 @@ def verdict(comparison: Comparison) -> str:
         reached = f"never reached {goal}"
         if math.isfinite(spent := seconds(group, target)):
             sent = size(comparison.to_target(group, "bytes", target).median)
-            reached = f"reached {goal} after {in_seconds(spent)} of training with {sent} sent by all ranks"
+            reached = f"reached {goal} after {in_seconds(spent)} of training and {sent} sent by all ranks"
         sentences.append(f"{group.label} {reached}, and ended at {comparison.final(group).median:.4g}.")
     if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
-        sentences.append("One run of each method: what noise there is does not show.")
+        sentences.append("Each method ran once, so noise does not show.")
     failed = [group.label for group in comparison.groups if any(curve.problem for curve in group.curves)]
     if failed:
-        sentences.append(f"Not all runs of {', '.join(failed)} came to their end.")
+        sentences.append(f"Some runs of {', '.join(failed)} did not finish.")
     return " ".join(sentences)

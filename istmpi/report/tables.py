@@ -18,7 +18,9 @@ from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.units import counted, duration, number, size
 
-CHANGING = "Shares change on the way: the figures are for equal ones. A faster rank will hold, compute and send more."
+CHANGING = (
+    "Shares change during the run; these figures assume equal shares. A faster rank will hold, compute and send more."
+)
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -75,9 +77,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
             f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
         )
     if figures["sent_bytes"] is not None:
-        console.print(
-            f"in this run, by its seed: {figures['sent_bytes']:,} bytes sent by all ranks, evaluations left out"
-        )
+        console.print(f"this run's seed: {figures['sent_bytes']:,} bytes sent by all ranks, without evaluations")
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
     if network.inexact:
@@ -93,13 +93,13 @@ def learning_rate(optimizer: Optimizer, steps: int) -> str:
     elif optimizer.schedule == "step":
         shares = " and ".join(f"{at:.4g}" for at in optimizer.milestones)
         falls = ", ".join(f"{step:,}" for step in optimizer.falls(steps))
-        words.append(f"times {optimizer.decay:g} behind {shares} of the run (local steps {falls} of {steps:,})")
+        words.append(f"times {optimizer.decay:g} after {shares} of the run (local steps {falls} of {steps:,})")
     return ", ".join(words)
 
 
 def inexact(network: Architecture) -> str:
     modules = ", ".join(module or "its own forward" for module in network.inexact)
-    return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
+    return f"FLOPs of subnets are overestimated: {modules} count as in the full network."
 
 
 def _speed(row: Row) -> str:
