@@ -29,7 +29,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Between = Annotated[float, Meta(gt=0, lt=1)]
 
-_ENGLISH = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
+_ENGLISH = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a section with keys"}
 
 convert = msgspec.convert
 """The function that turns plain values of ours into a type."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NOTE = re.compile(r"istmpi: (.* is passed over: .*|--\S+ is now --\S+; the old name still works.*)")
+NOTE = re.compile(r"istmpi: (.* is skipped: .*|--\S+ is now --\S+; the old name still works.*)")
 """Lines that may stand before the message of an error."""
 OUTPUTS = ("out.h5", "out.csv", "out.html", "out.png", "out.json", "out.onnx", "out.npz")
 """Names under which a command line asks for a result: after an error there must be none."""

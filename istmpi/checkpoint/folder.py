@@ -44,7 +44,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
             return path
         except DataError as error:
             if communicator.rank == 0:
-                note(f"{error} Passed over.")
+                note(f"{error} Skipped.")
     there = communicator.broadcast_from_root(bool(listed(folder)))
     with communicator.agreed():
         if there:
@@ -68,7 +68,7 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
             with open_checkpoint(path) as checkpoint:
                 positions.append((checkpoint.header.position, path))
         except DataError as error:
-            note(f"{error} Passed over.")
+            note(f"{error} Skipped.")
     return [path for _, path in sorted(positions, key=lambda entry: entry[0], reverse=True)]
 
 

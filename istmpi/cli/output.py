@@ -111,4 +111,4 @@ def verify(
     if as_json:
         print_json(results)
     if damaged := sum(not result["valid"] for result in results):
-        raise DataError(f"{damaged} of {counted(len(results), 'file')} damaged or unreadable.")
+        raise DataError(f"{damaged} of {counted(len(results), 'file')} cannot be used.")

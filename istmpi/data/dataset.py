@@ -28,7 +28,7 @@ WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 """The names of splits: of folders and files, or words in these, and of arrays."""
-_CONVENTIONS = {"counted_from": "its features were counted from {} but from {}", "type": "its features are {} but {}"}
+_CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
 class Split(ABC):
@@ -104,7 +104,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
     number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     here, there = ("without a name" if name is None else repr(name) for name in names)
-    return f"feature {number} is {here} but {there}"
+    return f"feature {number} is {here}, but {there}"
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:

@@ -87,7 +87,9 @@ class Slowest:
     """The fraction of the time that the others wait for it, the mean over them."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, others waited {self.waited:.0%} of the time"
+        return (
+            f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, the others waited {self.waited:.0%} of the time"
+        )
 
 
 class Pace:

@@ -103,7 +103,7 @@ def _find(archive: Archive) -> dict[str, str]:
 def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
     texts = Counter(text for labels in raw.values() for text in labels)
     names = [text for text in texts if not is_number(text)]
-    dtype, reason = np.float64, f"{texts.total():,} labels are {len(texts):,} different"
+    dtype, reason = np.float64, f"{texts.total():,} labels have {len(texts):,} different"
     if names:
         if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
             raise DataError(
@@ -125,7 +125,9 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
             for text in texts:
                 require_exact(text, f"{source}: the label")
     else:
-        whole = "whole but not written so" if all(number(text).is_integer() for text in texts) else "not all whole"
+        whole = (
+            "whole but written with decimals" if all(number(text).is_integer() for text in texts) else "not all whole"
+        )
         reason += f" numbers, {whole}, so they are numbers to predict"
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")

@@ -137,7 +137,7 @@ class Archive:
             yield f"{counted(len(unread), 'file')} not read: {shown}; such as {unread[0]}"
         if self._left_out:
             what = "hidden, not files, or links (tar -h --hard-dereference packs their targets)"
-            yield f"{counted(len(self._left_out), 'name')} skipped, {what}; such as {min(self._left_out)}"
+            yield f"{counted(len(self._left_out), 'name')} skipped: {what}; such as {min(self._left_out)}"
 
     def _files(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
         self._read.update(names)

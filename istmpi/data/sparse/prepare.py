@@ -122,7 +122,7 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
                 for sizes in (here, first)
             ]
             raise DataError(
-                f"{source.name}, line 1states {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
+                f"{source.name}, line 1 states {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
     splits, seen, bare, unlabelled = {}, {}, 0, 0
