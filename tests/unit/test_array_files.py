@@ -71,7 +71,7 @@ def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given
             == [[1.0] * 4] * 30
         )
         return
-    with pytest.raises(DataError, match=f"new.npz: {refused}. Give x as these"):
+    with pytest.raises(DataError, match=f"new.npz: {refused}. Give x in the same form"):
         next(read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading))
     if trained == np.uint8:
         with pytest.raises(DataError, match=refused):
@@ -96,7 +96,7 @@ def test_whole_numbers_of_two_types_are_classes(parts, classes):
 
 def test_floats_beside_large_whole_numbers_do_not_merge_classes():
     parts = {"train": np.array([2**53, 2**53 + 1]), "test": np.array([2.0**53, 1.0])}
-    with pytest.raises(DataError, match="a class is a whole number or a name"):
+    with pytest.raises(DataError, match="a class must be a whole number or a name"):
         read_labels(parts, "classification", "data")
 
 
@@ -106,7 +106,9 @@ def test_names_as_bytes_and_with_white_space():
     assert names == ("cat", "dog", "né") and y["test"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("label, message", [(b"\xff", "is not UTF-8 text"), (b" ", "is empty"), ("", "is empty")])
+@pytest.mark.parametrize(
+    "label, message", [(b"\xff", "is not UTF-8 text"), (b" ", "an empty name"), ("", "an empty name")]
+)
 def test_names_that_are_none(label, message):
     with pytest.raises(DataError, match=message):
         read_labels({"train": np.array([label, label])}, None, "data")
@@ -115,9 +117,9 @@ def test_names_that_are_none(label, message):
 @pytest.mark.parametrize(
     "y, task, text",
     [
-        (Y * 1.0, "regression", "30 labels are whole numbers of 3 values: taken for numbers"),
-        (Y, "classification", "30 labels are whole numbers of 3 values: taken for classes"),
-        (np.arange(30), "classification", "whole numbers of 30 values: taken for classes"),
+        (Y * 1.0, "regression", "30 labels are whole numbers of 3 values: treated as numbers"),
+        (Y, "classification", "30 labels are whole numbers of 3 values: treated as classes"),
+        (np.arange(30), "classification", "whole numbers of 30 values: treated as classes"),
         (Y + 0.5, "regression", ""),
         (np.array(["a", "b", "c"])[Y], "classification", ""),
     ],
@@ -144,13 +146,13 @@ def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     assert len(open_dataset(str(tmp_path / "a.npz")).splits) == 3
     ((_, x),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
     assert len(x) == 5
-    with pytest.raises(DataError, match="holds both x and X"):
+    with pytest.raises(DataError, match="has both x and X"):
         prepared(tmp_path, x=X, X=X, y=Y)
 
 
 def test_channels_last(tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (30, 8, 9, 3), dtype=np.uint8)
-    with pytest.raises(DataError, match="is 8 channels of 9 x 3. Prepare it with --channels last"):
+    with pytest.raises(DataError, match="is 8 channels of 9 x 3. Prepare images of 8 x 9 with --channels last"):
         prepared(tmp_path, x=x, y=Y)
     with pytest.raises(DataError, match="--channels last"):
         open_dataset(str(tmp_path / "a.npz"))
@@ -163,10 +165,10 @@ def test_channels_last(tmp_path):
         ((_, read),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
         assert np.array_equal(read, rows[: len(read)])
     np.save(tmp_path / "flat.npy", x.reshape(30, -1))
-    with pytest.raises(DataError, match=r"trained on \[n, height, width, channels\]"):
+    with pytest.raises(DataError, match=r"give \[n, height, width, channels\], as in training"):
         list(read_inputs(str(tmp_path / "flat.npy"), "arrays", (3, 8, 9), reading=data.reading))
     assert open_prepared(prepared(tmp_path, x=x, y=Y, channels="first").target).shape == (8, 9, 3)
-    with pytest.raises(DataError, match="--channels is for three axes"):
+    with pytest.raises(DataError, match="--channels needs three axes"):
         prepared(tmp_path, x=X, y=Y, channels="last")
     with pytest.raises(ConfigError, match="give first or last"):
         prepared(tmp_path, x=x, y=Y, channels="middle")
@@ -174,7 +176,7 @@ def test_channels_last(tmp_path):
 
 def test_another_kind_of_file_is_named(tmp_path):
     (tmp_path / "user.h5").write_bytes(b"\x89HDF")
-    with pytest.raises(DataError, match=r"holds user.h5, no .npz or .npy. Save its arrays with np.savez"):
+    with pytest.raises(DataError, match=r"holds user.h5, but no .npz or .npy. Save its arrays with np.savez"):
         prepare("arrays", tmp_path / "user.h5", tmp_path / "data.h5")
 
 

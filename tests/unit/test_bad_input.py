@@ -160,7 +160,7 @@ def test_a_large_member_is_refused_before_all_of_it_is_read(tmp_path, monkeypatc
     path = pack(tmp_path / "x.tar", [("a/1.wav", bytes(100), lambda entry: None)])
     archive = Archive(path)
     assert len(list(archive.read(archive.names, limit=100))) == 1
-    with pytest.raises(DataError, match="x.tar: a/1.wav has more than 0 MB, the most for such a file"):
+    with pytest.raises(DataError, match="x.tar: a/1.wav has more than 0 MB, the limit for this kind of file"):
         list(archive.read(archive.names, limit=99))
     hollow = tmp_path / "hollow.tar"
     entry = tarfile.TarInfo("yes/s_nohash_0.wav")
@@ -253,7 +253,7 @@ def test_an_option_is_one_value_and_nothing_else():
 
 @pytest.mark.parametrize("run", ["x" * 5000, "a\x00b", "two\nlines\x1b[31m"])
 def test_a_run_that_no_file_can_be_called(run):
-    with pytest.raises(ConfigError, match="neither a file nor a run"):
+    with pytest.raises(ConfigError, match="neither a file nor a built-in run"):
         Run.load(run)
 
 
@@ -316,7 +316,7 @@ SUMMARY = {"ranks": 2, "score_name": "accuracy", "seconds": {"$x_ $compute": 1.0
 def test_records_with_anything_in_them_are_refused_by_name(tmp_path, text):
     good, whole = json.dumps(LINE_OF_METRICS), json.dumps(SUMMARY)
     text = text.encode("utf-8", "surrogatepass").decode("latin1")
-    damaged = (f"{good}\n{text}", whole, "metrics.jsonl: .* line 2"), (good, text, "summary.json")
+    damaged = (f"{good}\n{text}", whole, "metrics.jsonl .* line 2"), (good, text, "summary.json")
     for metrics, summary, name in damaged:
         folder = leave(tmp_path / "run", metrics, summary)
         for use in (lambda folder: read_curves([folder]), plots.draw):

@@ -98,7 +98,7 @@ def test_a_row_in_both_lists_is_refused(prepared):
 def test_a_row_of_nothing_is_dropped_and_counted(prepared, name):
     report = prepared("xc", name)
     assert report.counts == {"train": 9, "test": 10} and report.facts["dropped rows without features"] == 1
-    assert "1 blank line of train.txt, each a row in its header's count" in notes(report)
+    assert "1 blank line of train.txt, counted as rows in its header" in notes(report)
 
 
 def test_a_byte_order_mark_is_passed_over(prepared):
@@ -108,5 +108,5 @@ def test_a_byte_order_mark_is_passed_over(prepared):
 
 
 def test_a_text_that_is_null_is_said(prepared):
-    with pytest.raises(DataError, match="null.jsonl, line 21: its text is null, not a text"):
+    with pytest.raises(DataError, match="null.jsonl, line 21: its text is null, not text"):
         prepared("text", "null.jsonl")

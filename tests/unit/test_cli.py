@@ -107,12 +107,12 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         (["train", "--model", "mpl", "--dry-run"], "model.name = 'mpl' is not known; did you mean mlp?"),
         (
             ["train", "--model", "nets.py", "--dry-run"],
-            "model.name = 'nets.py' is not known. A network of your own is FILE.py:Class",
+            "model.name = 'nets.py' is not known. Give your network as FILE.py:Class",
         ),
-        (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x: must be numbers with commas between them"),
-        (["train", "--hidden", "0", "--dry-run"], "at least one unit wide"),
+        (["train", "--hidden", "64,x", "--dry-run"], "--hidden 64,x must be numbers separated by commas"),
+        (["train", "--hidden", "0", "--dry-run"], "of at least one unit"),
         (["train", "--lr", "fast", "--dry-run"], "optimizer.lr = 'fast' must be a number"),
-        (["train", "--set", "model.norm", "--dry-run"], "--set model.norm: must be SECTION.KEY=VALUE"),
+        (["train", "--set", "model.norm", "--dry-run"], "--set model.norm must be SECTION.KEY=VALUE"),
         (["train", "--set", "model.nrom=layer", "--dry-run"], "did you mean model.norm?"),
         (["train", "--data", "nowhere.h5", "--dry-run"], "nowhere.h5 does not exist"),
         (["train", "--batch", "1", "--dry-run"], "train.batch = 1 with model.norm = 'batch': batch statistics need"),
@@ -120,8 +120,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
             ["train", "--batch", "1", "--set", "model.norm=layer", "--set", "model.output_norm=true", "--dry-run"],
             "train.batch = 1 with model.output_norm = true: batch statistics need at least 2 examples.",
         ),
-        (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units but the run has 513 ranks"),
-        (["train", "--ranks", "4"], "--ranks goes with --dry-run"),
+        (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units, but the run has 513 ranks"),
+        (["train", "--ranks", "4"], "--ranks needs --dry-run"),
         (["compare", "--repeats", "0"], "'--repeats'"),
         (["compare", "--method", "ist"], "no option --method; did you mean --methods? See: istmpi compare --help"),
         (["simulate", "--ranks", "9" * 23], f"'{'9' * 23}' must be a whole number, 1 to 10,000"),
@@ -133,7 +133,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         (["train", "--dry-run", "--ranks", "x"], "'x' must be a whole number, 1 to 100,000. See: istmpi train --help"),
         (["prepare", "csv"], "Missing argument 'SRC'. See: istmpi prepare --help"),
         (["train", "--set", "hidden=3", "--dry-run"], "unknown key hidden; did you mean model.hidden?"),
-        (["settings", "zzz"], "no setting zzz. All of them: istmpi settings"),
+        (["settings", "zzz"], "no setting zzz. List all: istmpi settings"),
         (["train", "--dry-run", "--data", "d{rank}.npz", "--set", "data.placement=sharded"], "Leave placement out"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(argum
         done = subprocess.run([*PROGRAM, *arguments], stdout=refusing, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 74, done.stderr
     (said,) = done.stderr.splitlines()
-    assert said.startswith(f"istmpi: the standard output cannot be written ({why})")
+    assert said.startswith(f"istmpi: cannot write to standard output ({why})")
 
 
 def test_an_output_that_is_closed_is_not_written():
@@ -198,8 +198,8 @@ def test_an_output_that_is_closed_is_not_written():
 @pytest.mark.parametrize(
     "arguments, message, rank",
     [
-        (["report", "nowhere"], "nowhere: there is no such file or folder.", 0),
-        (["report", "nowhere"], "nowhere: there is no such file or folder.", 3),
+        (["report", "nowhere"], "nowhere does not exist.", 0),
+        (["report", "nowhere"], "nowhere does not exist.", 3),
         (["costmodel", "digit"], "did you mean digits?", 3),
         (["checkpoint", "show", "nowhere.h5"], "nowhere.h5", 3),
         (["job", "slurm", "digit"], "did you mean digits?", 3),

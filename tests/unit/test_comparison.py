@@ -162,7 +162,7 @@ def test_labels_are_short_and_the_rest_is_in_a_table():
     )
     assert tuple(group.label for group in found.groups) == labels == sheets(found)[0].columns
     table = sheets(found)[-1]
-    assert table.title == "Settings in which the methods differ" and dict(table.rows) == {
+    assert table.title == "Settings that differ" and dict(table.rows) == {
         "train.rounds": ("4", "4", "4", "9"),
         "method.local_steps": ("20", "60", "20", "20"),
     }
@@ -191,7 +191,7 @@ def test_runs_on_different_data_are_not_compared():
         return curve(method, FAST, settings={"data.source": data} if data else {}, **more)
 
     runs = [run("ist", "/here/a.h5"), run("ist", "/tmp/job.1/a.h5", seed=1), run("local-sgd", "b.h5"), run("ist")]
-    with pytest.raises(DataError, match=r"different data cannot be compared: a\.h5, b\.h5, data not named\. "):
+    with pytest.raises(DataError, match=r"different data cannot be compared: a\.h5, b\.h5, unnamed data\. "):
         compare(runs)
     (group,) = compare(runs[:2]).groups
     assert (group.name, len(group.curves)) == ("ist", 2), "one data set in two places"
@@ -226,8 +226,8 @@ def test_the_table_in_full():
         "Training time to a score",
         "Bytes sent by all ranks to a score",
         "Examples consumed by all ranks to a score",
-        "At the end",
-        "Where the time went",
+        "Final figures",
+        "Time by phase",
     ]
     time = made["Training time to a score"]
     assert (time.corner, time.columns) == ("accuracy reached", ("ist", "local-sgd", "torch-ddp"))
@@ -240,17 +240,20 @@ def test_the_table_in_full():
         ("1 kB  1.00x", "not reached\n1 of 2 did", "3 MB  3,000x"),
     )
     assert time.best == (frozenset({0}), frozenset({0}))
-    ends, marks = dict(made["At the end"].rows), dict(zip(dict(made["At the end"].rows), made["At the end"].best))
+    ends, marks = (
+        dict(made["Final figures"].rows),
+        dict(zip(dict(made["Final figures"].rows), made["Final figures"].best)),
+    )
     assert marks["final accuracy"] == frozenset({0}) == marks["examples a second"]
     assert not marks["training time"], "after other numbers of rounds times do not compare"
     assert ends["final accuracy"] == ("0.9000", "0.6000\n0.4000 to 0.8000", "0.8000")
     assert ends["rounds"] == ("4", "4 or 2", "4")
     assert ends["examples a second"][0] == "235\n213 to 256"
     assert ends["sent by a rank"] == ("1 kB", "1.5 kB\n1 kB to 2 kB", "1 MB")
-    assert made["Where the time went"].rows == (
+    assert made["Time by phase"].rows == (
         ("pull", ("1 s  25%", "", "")),
         ("compute", ("3 s  75%", "", "")),
-        ("evaluate (not on the clock)", ("2 s", "", "")),
+        ("evaluate (not counted)", ("2 s", "", "")),
     )
     assert notes(golden())[-1] == "local-sgd, seed 1: failed: the loss is no longer finite"
 
@@ -302,7 +305,7 @@ def test_a_curve_of_another_program_is_read_back_as_it_was_written(tmp_path):
     [
         ({"format": "other"}, "format is 'other'; it must be 'istmpi curve'"),
         ({"version": 2}, "version is 2; it must be 1"),
-        ({"pionts": []}, r"pionts is \[\]; it is no key of a curve"),
+        ({"pionts": []}, r"pionts is \[\]; it is not a key of a curve"),
         ({"points": 3}, "points is 3; it must be a list"),
         ({"points": [{"round": 1}]}, r"points\[0\].score is missing"),
         ({"points": [{"round": 1, "seconds": math.nan, "bytes": 0, "examples": 1, "score": 0.5}]}, "seconds is nan"),
@@ -325,15 +328,15 @@ def test_time_that_runs_backwards_is_refused(tmp_path):
     path = tmp_path / "curve.json"
     made = curve("torch-ddp", FAST)
     replace(made, points=made.points[::-1]).save(path)
-    with pytest.raises(DataError, match="must not fall"):
+    with pytest.raises(DataError, match="must not decrease"):
         read_curves([path])
 
 
 def test_the_verdict_in_full():
     runs = [curve("local-sgd", SLOW, step=2.5, sent=10**7), curve("ist", FAST, step=1.0, sent=10**6)]
     assert verdict(compare([*runs, curve("fedavg", [0.1, 0.2], problem="failed: x")], [0.5, 0.8])) == (
-        "ist reached an accuracy of 0.8 after 3 s of training with 3 MB sent by all ranks, and ended at 0.9. "
-        "local-sgd reached an accuracy of 0.8 after 10 s of training with 40 MB sent by all ranks, and ended at 0.8. "
+        "ist reached an accuracy of 0.8 after 3 s of training and 3 MB sent by all ranks, and ended at 0.9. "
+        "local-sgd reached an accuracy of 0.8 after 10 s of training and 40 MB sent by all ranks, and ended at 0.8. "
         "fedavg never reached an accuracy of 0.8, and ended at 0.2. "
-        "One run of each method: what noise there is does not show. Not all runs of fedavg came to their end."
+        "Each method ran once, so noise does not show. Some runs of fedavg did not finish."
     )

@@ -127,11 +127,11 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, key, says):
         ("train.seed", 2**64, "must be at most 18446744073709551615"),
         ("train.autocast", 1, "must be true or false"),
         ("train.device", "gpu", "is not known"),
-        ("data.source", 3, "must be a text"),
+        ("data.source", 3, "must be text"),
         ("data.placement", "share", "did you mean shared?"),
         ("data.alpha", 0, "must lie in (0, inf)"),
         ("model.hidden", [], "at least one hidden layer"),
-        ("model.hidden", [8, 0], "at least one unit wide"),
+        ("model.hidden", [8, 0], "of at least one unit"),
         ("model.hidden", 8, "must be a list"),
         ("model.hidden", [8.5], "must be a whole number"),
         ("model.dropout", 1, "must lie in [0, 1)"),
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
 
 
 def test_a_run_that_does_not_exist_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"^run digit: neither a file nor a run of istmpi's; did you mean digits\?$"):
+    with pytest.raises(ConfigError, match=r"^run digit is neither a file nor a built-in run; did you mean digits\?$"):
         Run.load("digit")
 
 
@@ -234,9 +234,9 @@ def test_sizes_of_images_take_their_shares_of_the_rounds(plan, finish, stretches
     "plan, said",
     [
         ([[0.4, 8], [0.5, 16]], "its fractions sum to 0.9; they must sum to 1"),
-        ([[0.4, 16], [0.6, 8]], "its sides must grow"),
-        ([[0.4, 8], [0.6, 8]], "its sides must grow"),
-        ([[0.01, 8], [0.99, 16]], "leaves none of 10 rounds for side 8"),
+        ([[0.4, 16], [0.6, 8]], "its sides must increase"),
+        ([[0.4, 8], [0.6, 8]], "its sides must increase"),
+        ([[0.01, 8], [0.99, 16]], "leaves no round of 10 for side 8"),
         ([[0.4, 8.5], [0.6, 16]], "must be pairs of a fraction of the rounds and a side"),
         ([0.4, 0.6], "must be pairs"),
         ([[1.4, 8]], "must be pairs"),
@@ -249,7 +249,7 @@ def test_a_plan_of_sizes_that_is_none_is_refused(plan, said):
 
 
 def test_an_mlp_is_not_trained_on_several_sizes():
-    with pytest.raises(ConfigError, match="model.name = 'mlp': its first layer would start anew"):
+    with pytest.raises(ConfigError, match="model.name = 'mlp': its first layer depends on the image size"):
         Run().override({"train.resolution": [[1.0, 8]]}).with_implied()
 
 
@@ -283,8 +283,8 @@ def test_a_methods_own_settings_are_those_of_its_spec():
         (own("x", float, 1, "", ge=0)[1], float("inf"), "must be finite."),
         (own("x", tuple[float, ...] | None, None, "")[1], [1, "a"], "must be a number, each."),
         (own("x", tuple[str, ...] | None, None, "")[1], "a", "must be a list."),
-        (own("x", str, "", "")[1], "a\nb", "must be a text of signs that can be printed."),
-        (own("x", float, 0.0, "")[1], "\udcff", "must be a text of signs that can be printed."),
+        (own("x", str, "", "")[1], "a\nb", "must be printable text."),
+        (own("x", float, 0.0, "")[1], "\udcff", "must be printable text."),
         (own("x", int, 1, "")[1], 2**64 + 1, "must lie between -2^64 and 2^64."),
     ],
 )
@@ -321,7 +321,7 @@ def test_settings_of_one_network_are_none_of_another():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [1, float("nan")], {"a": 2**65}], ids=str)
 def test_numbers_that_no_network_can_be_given_are_refused_by_name(value):
-    with pytest.raises(ConfigError, match="command line: model.hidden must be finite, and its numbers below 2.64"):
+    with pytest.raises(ConfigError, match="command line: model.hidden must have finite numbers below 2.64"):
         Run().override({"model.name": "mine.py:Net", "model.hidden": value})
 
 

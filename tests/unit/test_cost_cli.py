@@ -83,7 +83,7 @@ def test_it_takes_the_run_files_that_train_takes(tmp_path):
 
 def test_beyond_the_units_costs_go_on_for_the_others_and_a_line_says_where_it_ends():
     text = costmodel("--layers", "100-40-10", "--ranks", "32,64,100000")
-    assert "ist ends at 40 ranks: hidden1 has 40 units." in text
+    assert "ist allows at most 40 ranks: hidden1 has 40 units." in text
     assert any(line.split()[:1] == ["100000"] for line in text.splitlines())
 
 
@@ -122,7 +122,7 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--bandwidth", "2.5Gbt"], "--bandwidth '2.5Gbt' must be a rate in bit or B a second"),
+        (["--bandwidth", "2.5Gbt"], "--bandwidth '2.5Gbt' must be a rate per second in bit or B"),
         (["--bandwidth", "0Gbit"], "greater than zero"),
         (["--latency", "-1us"], "--latency '-1us' must be a time"),
         (["--latency", "100"], "--latency '100' must be a time"),
@@ -139,15 +139,15 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--compare", ""], "is not known"),
         (["--cluster", "m5"], "cluster m5 is neither a preset nor a file"),
         (["--cluster", "nowhere.json"], "cluster file nowhere.json cannot be read"),
-        (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers but the run has 4 ranks"),
+        (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers, but the run has 4 ranks"),
         (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
         (["--plot", "nowhere/f.png"], "nowhere/f.png: cannot be written"),
         (["--model", "mpl"], "model.name = 'mpl' is not known; did you mean mlp?"),
         (
             ["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"],
-            "ist ends at 40 ranks: hidden1 has 40 units. Ask",
+            "ist allows at most 40 ranks: hidden1 has 40 units. Give",
         ),
-        (["nothing"], "run nothing: neither a file nor a run of istmpi's"),
+        (["nothing"], "run nothing is neither a file nor a built-in run"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):

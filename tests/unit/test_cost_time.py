@@ -81,7 +81,7 @@ def test_the_slowest_rank_counts_and_shares_can_make_up_for_it():
     assert equal.compute == pytest.approx(10 * round_time(scenario().cost("ist", 4), PLAIN).compute)
     shared = round_time(scenario(uneven, method__shares=[3.0, 3.0, 1.0, 3.0]).cost("ist", 4), uneven)
     assert shared.compute < equal.compute / 2
-    with pytest.raises(ConfigError, match="--flops has 4 numbers but there are 8 ranks"):
+    with pytest.raises(ConfigError, match="--flops has 4 numbers for 8 ranks"):
         survey(scenario(uneven), ["ist"], [8])
 
 

@@ -100,5 +100,5 @@ def test_what_is_called_tar_but_is_none(tmp_path, content):
 def test_nothing_there(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         Archive(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no files"):
+    with pytest.raises(DataError, match="has no files"):
         Archive(write_tar(tmp_path / "links.tar", member("a", kind=tarfile.SYMTYPE, link="b")))

@@ -68,13 +68,13 @@ def test_arrays_of_pyg(tmp_path):
 def test_a_directed_graph_is_heard_one_way(tmp_path):
     report, data = prepared(tmp_path, arrays(), directed=True)
     assert np.array_equal(edges_of(data), expected_edges(directed=True))
-    assert report.facts["directed edges"] == 4 and report.facts["dropped edges that were there twice"] == 1
+    assert report.facts["directed edges"] == 4 and report.facts["dropped duplicate edges"] == 1
 
 
 def test_an_edge_told_in_both_ways_is_not_there_twice(tmp_path):
     report, data = prepared(tmp_path, arrays(edge_index=np.concatenate([PAIRS, PAIRS[::-1]], axis=1)))
     assert np.array_equal(edges_of(data), expected_edges())
-    assert report.facts["dropped edges that were there twice"] == 2  # 1-2 was there twice in each way
+    assert report.facts["dropped duplicate edges"] == 2  # 1-2 was there twice in each way
 
 
 def test_tables_of_ogb_are_the_same_graph(tmp_path):
@@ -161,7 +161,7 @@ def test_planetoids_files(tmp_path):
     assert [data.splits[name].nodes.tolist() for name in ("train", "validation", "test")] == [[0, 1], [2, 3], [4, 5, 7]]
     pairs = {(0, 1), (0, 7), (4, 5)}
     assert {(int(a), int(b)) for a, b in np.argwhere(edges_of(data)) if a < b} == pairs
-    assert report.facts["dropped edges of a node to itself"] == 1
+    assert report.facts["dropped edges from a node to itself"] == 1
 
 
 def test_a_node_far_beyond_all_others_is_refused(tmp_path):
@@ -177,7 +177,7 @@ def test_a_number_that_is_one_for_python_alone_is_refused(tmp_path):
     planetoid(tmp_path / "raw")
     index = tmp_path / "raw" / "ind.tiny.test.index"
     index.write_text(index.read_text().replace("7", "0_7"))
-    with pytest.raises(DataError, match=r"ind.tiny.test.index cannot be read: '0_7' is no number"):
+    with pytest.raises(DataError, match=r"ind.tiny.test.index cannot be read: '0_7' is not a number"):
         prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
 
 
@@ -190,7 +190,7 @@ class Runs:
 def test_a_pickle_runs_nothing(tmp_path, value, capsys):
     planetoid(tmp_path / "raw")
     (tmp_path / "raw" / "ind.tiny.graph").write_bytes(pickle.dumps(value, protocol=2))
-    with pytest.raises(DataError, match=r"ind\.tiny\.graph is no pickle of Planetoid's") as error:
+    with pytest.raises(DataError, match=r"ind\.tiny\.graph is not a Planetoid pickle") as error:
         prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
     assert "\n" not in str(error.value) and capsys.readouterr().out == ""
 
@@ -206,7 +206,7 @@ def test_clusters_are_cut_once(tmp_path):
     given = {"edge_index": pairs, "x": np.ones((60, 2)), "y": np.arange(60) % 2}
     report, data = prepared(tmp_path, given, clusters=3, normalise="none")
     clusters = data.train.graph.clusters
-    assert report.facts["clusters"] == 3 and report.facts["share of edges between them"] < 0.2
+    assert report.facts["clusters"] == 3 and report.facts["share of edges between clusters"] < 0.2
     assert [len({*clusters[20 * n : 20 * n + 20]}) for n in range(3)] == [1, 1, 1]
     how = Data(source=str(report.target), graph="clusters")
     assert len(open_for_training(how).train) == 3
@@ -253,12 +253,12 @@ BAD = {
     "labels that are not whole": ({"y": np.full(6, 0.5)}, {}, "whole numbers"),
     "labels beyond all integers": ({"y": np.full(6, 1e300)}, {}, "whole numbers"),
     "labels of no class": ({"y": np.zeros((6, 0))}, {}, r"its labels have the shape \(6, 0\)"),
-    "a mask of neither true nor false": ({"train_mask": np.full(6, np.nan)}, {}, "train_mask must have true or false"),
-    "a matrix of edges without rows": ({**CSR, "adj_indptr": np.array(5)}, {}, "are no compressed sparse rows"),
-    "columns that are no list": ({**CSR, "adj_indices": CSR["adj_indices"][:, None]}, {}, "no compressed sparse rows"),
-    "a shape in words": ({**CSR, "adj_shape": np.array(["a", "b"])}, {}, "are no compressed sparse rows"),
-    "a shape of nothing": ({**CSR, "adj_shape": np.array([6, 0])}, {}, "are no compressed sparse rows"),
-    "values in words": ({**CSR, "adj_data": np.full(4, "x")}, {}, "are no compressed sparse rows"),
+    "a mask of neither true nor false": ({"train_mask": np.full(6, np.nan)}, {}, "train_mask must be true or false"),
+    "a matrix of edges without rows": ({**CSR, "adj_indptr": np.array(5)}, {}, "are not compressed sparse rows"),
+    "columns that are no list": ({**CSR, "adj_indices": CSR["adj_indices"][:, None]}, {}, "not compressed sparse rows"),
+    "a shape in words": ({**CSR, "adj_shape": np.array(["a", "b"])}, {}, "are not compressed sparse rows"),
+    "a shape of nothing": ({**CSR, "adj_shape": np.array([6, 0])}, {}, "are not compressed sparse rows"),
+    "values in words": ({**CSR, "adj_data": np.full(4, "x")}, {}, "are not compressed sparse rows"),
     "more clusters than nodes": ({}, {"clusters": 7}, "--clusters 7"),
     "a normalisation that there is not": ({}, {"normalise": "row"}, "--normalise row"),
 }

@@ -260,5 +260,5 @@ def test_sides_must_be_those_of_the_images(tmp_path):
     with pytest.raises(ConfigError, match="is for images .channels, height, width., but .* examples of 4 numbers"):
         require_sides(open_dataset(str(tmp_path / "flat.npz")), [2])
     np.savez(tmp_path / "wide.npz", x=np.zeros((9, 1, 2, 4), np.float32), y=np.arange(9) % 2)
-    with pytest.raises(ConfigError, match="as high as wide; those of .* are 1 x 2 x 4"):
+    with pytest.raises(ConfigError, match="square images; those of .* are 1 x 2 x 4"):
         require_sides(open_dataset(str(tmp_path / "wide.npz")), [4])

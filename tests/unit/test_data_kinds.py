@@ -215,7 +215,7 @@ def test_a_damaged_idx_file_is_named(tmp_path, name, content, message):
 def test_idx_files_that_do_not_belong_together(tmp_path):
     folder = make_idx(tmp_path / "input")
     write_idx(folder / "train-labels-idx1-ubyte", np.zeros(19, np.uint8))
-    with pytest.raises(DataError, match="has 20 images but train-labels-idx1-ubyte has 19 labels"):
+    with pytest.raises(DataError, match="has 20 images, but train-labels-idx1-ubyte has 19 labels"):
         prepare("idx", folder, tmp_path / "data.h5")
     (folder / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match="has no t10k-labels-idx1-ubyte"):
@@ -297,13 +297,13 @@ def test_csv_zipped(tmp_path):
     "text, options, message",
     [
         ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
-        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, not the 3 of line 1"),
+        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, but line 1 has 3"),
         ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
         ("a,b,c\n1,nan,x\n2,3,x\n", {}, "has nan as feature 1"),
         ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
         ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
         ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
-        ("", {}, "needed are features and a label"),
+        ("", {}, "it needs features and a label"),
         ("a,b,c\n", {}, "has no (train|test) examples"),
     ],
 )
@@ -318,9 +318,9 @@ def test_what_is_wrong_with_a_csv_is_named(tmp_path, text, options, message):
 @pytest.mark.parametrize(
     "label, message",
     [
-        (0.5, "the label of train example 3 is 0.5; a class is a whole number or a name"),
-        (np.nan, "the label of train example 3 is nan; a class is a whole number or a name"),
-        (-np.inf, "the label of train example 3 is -inf; a class is a whole number or a name"),
+        (0.5, "the label of train example 3 is 0.5; a class must be a whole number or a name"),
+        (np.nan, "the label of train example 3 is nan; a class must be a whole number or a name"),
+        (-np.inf, "the label of train example 3 is -inf; a class must be a whole number or a name"),
     ],
 )
 def test_a_class_that_is_no_whole_number_is_refused(tmp_path, label, message):

@@ -41,7 +41,7 @@ def notes(report):
     [
         (["train/cat/2019/#.png*3", "train/dog/#.png*2", "test/cat/#.png"], {"train": 5, "test": 1}, ""),
         (["TRAIN/cat/#.png*3", "Testing/cat/#.png*2"], {"train": 3, "test": 2}, ""),
-        (["training/a/0.png", "VALID/a/0.png"], {"train": 1, "test": 1}, "examples for validation are for testing"),
+        (["training/a/0.png", "VALID/a/0.png"], {"train": 1, "test": 1}, "validation examples are used for testing"),
         (["trn/a/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 1, "test": 1, "validation": 1}, ""),
         (
             ["my/data/train/a/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
@@ -76,9 +76,9 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
         (["a/train/cat/0.png", "b/test/cat/0.png"], "a/train/cat/0.png has a folder train/"),
         (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
         (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
-        (["Train/cat/0.png", "Test/0.png"], "Test/0.png is in no class folder; it must be Test/CLASS/FILE"),
+        (["Train/cat/0.png", "Test/0.png"], "Test/0.png is not in a class folder; it must be Test/CLASS/FILE"),
         # Tiny ImageNet
-        (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, of which .*annotations"),
+        (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, which .*annotations"),
     ],
 )
 def test_splits_in_other_places_are_refused(tmp_path, names, message):
@@ -103,9 +103,9 @@ def test_recordings_may_be_in_folders_of_splits(tmp_path):
     "texts, counts, said",
     [
         (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), ["train", "test", "validation"], ""),
-        (("Training/a", "dev/b"), ["train", "test"], "documents for validation are for testing"),
+        (("Training/a", "dev/b"), ["train", "test"], "validation documents are used for testing"),
         (("train-0.txt", "train-1.txt", "test-0.txt"), ["train", "test"], ""),
-        (("train.txt", "test.txt", "README"), [], "names of files are no splits: README names none"),
+        (("train.txt", "test.txt", "README"), [], "file names are not splits: README names none"),
     ],
 )
 def test_splits_of_documents_are_named_in_any_way(tmp_path, texts, counts, said):
@@ -131,7 +131,7 @@ def test_links_are_followed_but_not_to_what_is_read_anyway(tmp_path):
     os.mkfifo(folder / "pipe.png")
     report = prepare("images", folder, tmp_path / "data.h5")
     assert (report.classes, sum(report.counts.values())) == (("bird", "cat", "dog"), 16)
-    assert "7 names passed over, hidden, no file, or a link" in notes(report)
+    assert "7 names skipped: hidden, not files, or links" in notes(report)
 
 
 def test_links_of_a_tar_are_counted(tmp_path):
@@ -143,7 +143,7 @@ def test_links_of_a_tar_are_counted(tmp_path):
         tar.add(folder, "in")
     report = prepare("images", tmp_path / "in.tar", tmp_path / "data.h5")
     assert sum(report.counts.values()) == 10
-    assert "3 names passed over, hidden, no file, or a link (tar -h --hard-dereference" in notes(report)
+    assert "3 names skipped: hidden, not files, or links (tar -h --hard-dereference" in notes(report)
 
 
 @pytest.mark.parametrize("kind", ["images", "speech", "csv", "xc"])
@@ -160,7 +160,7 @@ def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
         (folder / name).write_text("?")
     said = notes(prepare(kind, folder, tmp_path / "data.h5"))
     assert " files not read: 2 .xyz, 1 without an ending" in said and "such as NOTES" in said
-    assert "1 name passed over" in said and "such as .hidden" in said
+    assert "1 name skipped" in said and "such as .hidden" in said
 
 
 # ---- images
@@ -225,7 +225,7 @@ def test_a_file_in_two_lists_and_a_list_of_nothing_are_refused(tmp_path):
     with pytest.raises(DataError, match="no/eve_nohash_0.wav is in the lists of both splits"):
         prepare("speech", folder, tmp_path / "data.h5")
     (folder / "testing_list.txt").write_text("eve_nohash_0.wav\nno/eve.wav\n")
-    with pytest.raises(DataError, match="name no file for testing: there is no eve_nohash_0.wav in testing_list.txt"):
+    with pytest.raises(DataError, match="name no existing test file: eve_nohash_0.wav in testing_list.txt is missing"):
         prepare("speech", folder, tmp_path / "data.h5")
 
 

@@ -16,7 +16,7 @@ def all_rows(placement, labels, streams, seed=0, alpha=1.0):
 @given(count=st.integers(1, 200), streams=st.integers(1, 9), seed=st.integers(0, 99))
 def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(count, streams, seed):
     if count < streams:
-        with pytest.raises(DataError, match=f"rank {count} of {streams} gets none of the {count} training examples"):
+        with pytest.raises(DataError, match=f"rank {count} of {streams} gets no training example of {count}"):
             place("sharded", np.zeros(count), count, streams, seed)
         return
     shards = all_rows("sharded", np.zeros(count), streams, seed)
@@ -53,7 +53,7 @@ def test_by_label_with_a_vanishing_alpha_gives_each_class_to_one_rank():
 
 
 def test_a_rank_without_rows_is_refused_by_name():
-    with pytest.raises(DataError, match=r"rank \d+ of 64 gets none of the 12 .* raise alpha"):
+    with pytest.raises(DataError, match=r"rank \d+ of 64 gets no training example of 12 .* raise alpha"):
         all_rows("by-label", np.arange(12) % 3, 64)
 
 

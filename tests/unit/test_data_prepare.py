@@ -92,7 +92,7 @@ def test_the_target_is_checked_before_the_work(tmp_path):
         prepare("arrays", tmp_path / "not even there", tmp_path / "data.h5")
     prepare("arrays", make_arrays(tmp_path / "input"), tmp_path / "data.h5", force=True)
     assert len(open_prepared(tmp_path / "data.h5").train) == 20
-    with pytest.raises(OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="the folder .* does not exist"):
         prepare("arrays", tmp_path / "input", tmp_path / "nowhere" / "data.h5")
 
 
@@ -136,7 +136,7 @@ def test_a_failure_keeps_the_old_target(tmp_path):
     "kind, options, message",
     [
         ("image", {}, "data kind 'image' does not exist; did you mean images"),
-        ("idx", {"size": 3}, "data kind idx has no option size; it takes none"),
+        ("idx", {"size": 3}, "data kind idx has no option size; it has no options"),
         ("csv", {"lable": "x"}, "data kind csv has no option lable; did you mean label"),
         ("images", {"size": 0}, "size is 0"),
         ("images", {"max_bad": 2}, "max_bad is 2"),

@@ -167,26 +167,26 @@ def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
 
 GOOD = {"train.txt": TRAIN, "test.txt": TEST}
 BAD = {
-    "too few rows": ("train.txt", TRAIN.replace(b"3 5 4", b"4 5 4"), 4, "says that there are 4 rows"),
-    "too many rows": ("train.txt", TRAIN.replace(b"3 5 4", b"2 5 4"), 4, "one more"),
+    "too few rows": ("train.txt", TRAIN.replace(b"3 5 4", b"4 5 4"), 4, "states 4 rows"),
+    "too many rows": ("train.txt", TRAIN.replace(b"3 5 4", b"2 5 4"), 4, "but there are more"),
     "other features": ("test.txt", TEST.replace(b"2 5 4", b"2 6 4"), 1, "6 features"),
     "no header": ("test.txt", b"0 0:1 1:1\n", 1, "no header"),
-    "half a header": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5"), 1, "neither a header"),
+    "half a header": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5"), 1, "is not a header"),
     "zero labels": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5 0"), 1, "at least 1"),
     "feature": ("train.txt", TRAIN.replace(b" 0:1", b" 5:1"), 3, "feature 5 is out of range"),
     "negative feature": ("train.txt", TRAIN.replace(b" 0:1", b" -1:1"), 3, "feature -1"),
     "label": ("train.txt", TRAIN.replace(b"1,0", b"1,4"), 4, "label 4 is out of range"),
     "huge label": ("train.txt", TRAIN.replace(b"1,0", b"1,99999999999999999999"), 4, "out of range"),
-    "a number of a query": ("train.txt", TRAIN.replace(b" 2:2.5", b" qid:2"), 4, "'qid' is no number of a feature"),
+    "a number of a query": ("train.txt", TRAIN.replace(b" 2:2.5", b" qid:2"), 4, "'qid' is not a feature number"),
     "no colon": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2 2.5"), 4, "has no colon"),
     "half a label": ("train.txt", TRAIN.replace(b"1,0", b"1.5,0"), 4, "'1.5'"),
     "no value": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:"), 4, "no number"),
     "no number": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:a"), 4, "no number"),
     "NaN": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:nan"), 4, "finite"),
     "underscore": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:2_5"), 4, "'2:2_5' has no number"),
-    "underscore in a feature": ("train.txt", TRAIN.replace(b" 0:1", b" 0_1:1"), 3, "'0_1' is no number of a feature"),
-    "underscore in a label": ("train.txt", TRAIN.replace(b"1,0", b"1_0,0"), 4, "'1_0' is no number of a label"),
-    "other digits": ("train.txt", TRAIN.replace(b" 2:2.5", " ٢:2.5".encode()), 4, "is no number of a feature"),
+    "underscore in a feature": ("train.txt", TRAIN.replace(b" 0:1", b" 0_1:1"), 3, "'0_1' is not a feature number"),
+    "underscore in a label": ("train.txt", TRAIN.replace(b"1,0", b"1_0,0"), 4, "'1_0' is not a label number"),
+    "other digits": ("train.txt", TRAIN.replace(b" 2:2.5", " ٢:2.5".encode()), 4, "is not a feature number"),
     "infinite": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:1e39"), 4, "finite"),
     "empty": ("train.txt", b"", 1, "empty"),
     "header alone": ("train.txt", b"1 5 4\n", 2, "empty"),
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_named_by_file_and_line(tmp_path, case):
     with pytest.raises(DataError) as error:
         prepare("xc", write(tmp_path / "src", contents), tmp_path / "data.h5")
     message = str(error.value)
-    assert f"{name}, line {number}:" in message and said in message and "\n" not in message
+    assert f"{name}, line {number}" in message and said in message and "\n" not in message
     assert not (tmp_path / "data.h5").exists()
 
 
@@ -249,7 +249,7 @@ def test_what_rows_without_a_header_leave_open_is_said_and_kept(tmp_path):
     assert report.reading == open_prepared(report.target).reading == {"counted_from": 1}
     assert (report.features, sum(report.counts.values())) == (3, 6)
     for line in (
-        "features are counted from 1: no feature has the number 0 (--counted-from decides otherwise)",
+        "features are counted from 1: feature 0 does not occur (--counted-from decides otherwise)",
         "2 lines of a.svm, blank or a comment",
     ):
         assert line in notes(report)
@@ -271,7 +271,7 @@ def test_an_option_says_where_features_count_from(tmp_path):
 def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
     text = b"-1 1:1\n+1 2:1\n-1 1:2\n+1 2:2\n-1 1:3\n+1 2:3\n"
     source = write(tmp_path / "src", {"a.svm": text}) / "a.svm"
-    with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0.*, write 0 for -1"):
+    with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0. Write 0 instead of -1"):
         prepare("xc", source, tmp_path / "data.h5")
     source.write_bytes(text.replace(b"-1 ", b"0 "))
     assert prepare("xc", source, tmp_path / "data.h5").facts["labels"] == 2
@@ -290,15 +290,13 @@ def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, form):
     lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
     source = write(tmp_path / "src", {"a_data.txt": text, **lists})
     if form.startswith("too"):
-        with pytest.raises(
-            DataError, match="a_data.txt, line 6: the header says.*ends here after 3, and 2 blank lines"
-        ):
+        with pytest.raises(DataError, match="a_data.txt, line 6: the header states.*ends after 3, and 2 blank lines"):
             prepare("xc", source, tmp_path / "data.h5")
         return
     if form == "blank inside":
         (source / "a_tstSplit.txt").write_bytes(b"2\n4\n")
         expected = [([0], [(1, 1.0)]), ([1], [(2, 1.0)])], [([2], [(3, 1.0)])]
-        with pytest.raises(DataError, match="none of the labels of the test rows"):
+        with pytest.raises(DataError, match="no label of the test rows"):
             prepare("xc", source, tmp_path / "data.h5")
         (source / "a_data.txt").write_bytes(text.replace(b"2 3:1", b"1 3:1"))
         expected = expected[0], [([1], [(3, 1.0)])]
@@ -308,14 +306,14 @@ def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, form):
     report = prepare("xc", source, tmp_path / "data.h5")
     data = open_prepared(report.target)
     assert (rows_of(data.train), rows_of(data.test)) == expected
-    assert ("1 blank line of a_data.txt, each a row" in notes(report)) == (form != "blank beside rows")
+    assert ("1 blank line of a_data.txt, counted as rows" in notes(report)) == (form != "blank beside rows")
 
 
 def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
     text = text_of(made_rows(10), 50, 12)
     lists = {"a_trSplit.txt": b"\xef\xbb\xbf10 1\n2 2\n2 3\n4 4\n5 5\n3 6\n7 7", "a_tstSplit.txt": b"1\n8\n"}
     said = notes(prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5"))
-    assert "the first of the 2 columns of a_trSplit.txt is the split" in said
+    assert "the split is the first of 2 columns of a_trSplit.txt" in said
     assert "2 rows of a_data.txt that no list names, such as row 6" in said
 
 
@@ -339,7 +337,7 @@ def predicted(tmp_path, text, reading, features=5):
         (b"0 1:1 5:1\n2:1\n", 1, [[0, 4], [1]], ""),
         (b"0 1:1 4:1\n2:1\n", 0, [[1, 4], [2]], ""),
         (b"\xef\xbb\xbf# c\n\n0 1:1 4:1\n\n2:1\n", 0, [[1, 4], [2]], ""),
-        (b"0 1:1 4:1\n2:1\n", None, [[1, 4], [2]], "are counted from 0; the network does not say"),
+        (b"0 1:1 4:1\n2:1\n", None, [[1, 4], [2]], "are counted from 0; the network does not record"),
         (b"3 5 4\n0 1:1 4:1\n\n0 2:1\n", 0, [[1, 4], [], [2]], ""),
         (b"2 5 4\n0 1:1 4:1\n\n0 2:1\n", None, [[1, 4], [2]], ""),
         (b"1 5 4\n0 1:1 4:1\n", 1, [[1, 4]], "has a header, so its features are counted from 0"),
@@ -356,8 +354,8 @@ def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, ex
         (b"0 0:1\n", "feature 0 is out of range: there are 5, numbered from 1"),
         (b"0 6:1\n", "feature 6 is out of range: there are 5, numbered from 1"),
         (b"0 1:x\n", "no number"),
-        (b"3 5 4\n0 1:1\n", "says that there are 3 rows"),
-        (b"3\n", "neither a header"),
+        (b"3 5 4\n0 1:1\n", "states 3 rows"),
+        (b"3\n", "is not a header"),
     ],
 )
 def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
@@ -373,7 +371,7 @@ def test_a_number_of_very_many_digits_is_refused(tmp_path):
     with pytest.raises(DataError, match="x_trSplit.txt, line 2: there is no row 9,999"):
         prepare("xc", tmp_path, tmp_path / "data.h5", force=True)
     (tmp_path / "data.txt").write_text("9" * 5000 + " 3 2\n0 1:1\n")
-    with pytest.raises(DataError, match="data.txt, line 1: its header says 999.* each must"):
+    with pytest.raises(DataError, match="data.txt, line 1: its header is 999.* each must"):
         prepare("xc", tmp_path / "data.txt", tmp_path / "data.h5", force=True)
 
 

@@ -169,7 +169,7 @@ def test_a_token_with_a_number_that_no_network_has_outputs_for_is_refused(tmp_pa
         if most:
             assert open_tokenizer(str(path)).vocabulary >= 2**24
             continue
-        with pytest.raises(DataError, match=f"its largest token is {number:,}; 16,777,215 at most"):
+        with pytest.raises(DataError, match=f"its largest token is {number:,}; at most 16,777,215"):
             prepared(tmp_path, make_text(tmp_path / "input"), tokenizer=str(path))
 
 
@@ -268,20 +268,24 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
 @pytest.mark.parametrize(
     "texts, options, message",
     [
-        ({"a.txt": b"one\0two"}, {}, "1 of 1 documents cannot be read.*a.txt .it has a byte 0, which ends a document"),
-        ({"a.txt": b"caf\xe9"}, {"tokenizer": "FILE"}, "1 of 1 documents cannot.*it is not UTF-8, which this tokeni"),
-        ({"a.txt": b"caf\xc3"}, {"tokenizer": "FILE"}, "1 of 1 documents cannot.*it is not UTF-8, which this tokeni"),
+        ({"a.txt": b"one\0two"}, {}, "1 of 1 documents cannot be read.*a.txt .it has a byte 0, which is reserved"),
+        ({"a.txt": b"caf\xe9"}, {"tokenizer": "FILE"}, "1 of 1 documents cannot.*it is not UTF-8, as this tokeni"),
+        ({"a.txt": b"caf\xc3"}, {"tokenizer": "FILE"}, "1 of 1 documents cannot.*it is not UTF-8, as this tokeni"),
         ({"a.jsonl": b'{"text": "\\ud800"}'}, {"tokenizer": "FILE"}, "a.jsonl, line 1 .it is not UTF-8"),
-        ({"a.txt": b""}, {}, "holds no text: all of it is empty"),
-        ({"a.txt": b"x"}, {"tokenizer": "wordpiece"}, "tokenizer wordpiece is neither bytes nor a file"),
-        ({"a.txt": b"x", "t.json": b"{}"}, {"tokenizer": "t.json"}, "t.json is no tokenizer: .*Give a tokenizer.json"),
-        ({"a.txt": b"x", "t.json": b"\xff"}, {"tokenizer": "t.json"}, "t.json is no tokenizer: "),
+        ({"a.txt": b""}, {}, "has no text: every file is empty"),
+        ({"a.txt": b"x"}, {"tokenizer": "wordpiece"}, "tokenizer wordpiece is not bytes or a file"),
+        (
+            {"a.txt": b"x", "t.json": b"{}"},
+            {"tokenizer": "t.json"},
+            "t.json is not a tokenizer: .*Give a tokenizer.json",
+        ),
+        ({"a.txt": b"x", "t.json": b"\xff"}, {"tokenizer": "t.json"}, "t.json is not a tokenizer: "),
         (
             {"a.jsonl": b'{"text": "x"}\n{"txt": "y", "id": 3}'},
             {},
             "a.jsonl, line 2 has no text under 'text'; it has txt",
         ),
-        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1: its text is 5, not a text"),
+        ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1: its text is 5, not text"),
         ({"a.jsonl": b'["x"]'}, {}, "a.jsonl, line 1 has no text under 'text'; it has no keys"),
         ({"a.jsonl": b'{"text": "x"'}, {}, "a.jsonl, line 1 is not JSON"),
         ({"a.jsonl": b'{"text": "\xff"}'}, {}, "a.jsonl, line 1 is not JSON"),
@@ -291,7 +295,7 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
             {},
             "input: a.txt.gz cannot be read: Compressed file ended before",
         ),
-        ({"train/a": b"x", "test/b": b"y", "README": b"z"}, {}, "has train/ and test/ but README is in neither"),
+        ({"train/a": b"x", "test/b": b"y", "README": b"z"}, {}, "has train/ and test/, but README is in neither"),
         ({"train/a": b"x", "test/b": b""}, {}, "has no test documents"),
     ],
 )

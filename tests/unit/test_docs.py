@@ -30,7 +30,7 @@ def test_every_link_leads_somewhere(page):
             continue
         path, _, fragment = link.partition("#")
         target = page.parent / path if path else page
-        assert target.exists(), f"{link}: there is no such file"
+        assert target.exists(), f"{link} does not exist"
         assert not fragment or fragment in anchors(target), f"{link}: there is no such heading"
 
 

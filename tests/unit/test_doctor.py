@@ -53,7 +53,7 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     if not library.startswith("MPICH"):
         pytest.skip(f"needs MPICH, this is {library.splitlines()[0]}")
     launched = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-    told = "2 ranks were started by Open MPI's launcher but mpi4py has MPICH"
+    told = "2 ranks were started by Open MPI's launcher, but mpi4py uses MPICH"
     result = doctor("--folder", tmp_path, env={**os.environ, **launched})
     assert result.returncode == 1
     assert f"red     launcher  {told}" in " ".join(result.stdout.split("\n")), result.stdout
@@ -67,7 +67,7 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     "per_rank, name, state, fact",
     [
         ([("a", [0, 1], 2, 2)], "cores", "green", "2 threads a rank"),
-        ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, of which its ranks may use 1"),
+        ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, but its ranks may use only 1"),
         ([("a", [0, 1], 2, 1)] * 4, "cores", "yellow", "4 ranks share 2 cores of a"),
         ([("a", [0], 2, 1), ("a", [1], 2, 1)], "cores", "green", "1 thread a rank"),
         ([("a", [0], 1, 1), ("b", [0], 1, 1)], "ranks", "green", "2 on 2 hosts: a, b"),
@@ -88,7 +88,7 @@ ETH, OTHER, BRIDGE = "eth0 (10.0.0.1)", "eth0 (10.0.0.2)", "docker0 (172.17.0.1)
     [
         ({"a": ([ETH], [])}, {}, "green", "eth0 (10.0.0.1); all ranks are on one host"),
         ({"a": ([ETH], []), "b": ([OTHER], [])}, {}, "green", "eth0 (10.0.0.1)"),
-        ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may take a slow one"),
+        ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may choose a slow or unconnected"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {"FI_TCP_IFACE": "eth0"}, "green", "by FI_TCP_IFACE=eth0"),
         ({"a": ([ETH, "ib0 (10.1.0.1)"], ["mlx5_0"]), "b": ([OTHER], [])}, {}, "green", "mlx5_0"),
     ],
@@ -100,7 +100,7 @@ def test_interfaces(by_host, chosen, state, fact):
 
 def test_a_silent_pair_is_named():
     found = network.ring([(2, 5)])
-    assert found.state == "red" and "rank 2 hears nothing from rank 5" in found.fact
+    assert found.state == "red" and "rank 2 receives nothing from rank 5" in found.fact
     many = network.ring([(0, rank) for rank in range(1, 20)])
     assert "and 11 more pairs" in many.fact
 

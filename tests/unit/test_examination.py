@@ -102,7 +102,7 @@ def test_a_table_is_the_same_behind_json(convolutional):
     "what, problem",
     [
         ("random buffer", "buffer noise has random values"),
-        ("counting", "buffer count is changed by a forward pass"),
+        ("counting", "buffer count changes in a forward pass"),
         ("complex", "parameter scale is of torch.complex64"),
         ("lazy", "parameter last.weight has no shape before the first forward pass"),
         ("no call", "batch normalisation norm is not called in a forward pass"),
@@ -121,7 +121,7 @@ def test_what_cannot_be_trained_is_refused_by_name(what, problem):
         ("forward leaves", "forward fails on examples of shape 2 x 7: SystemExit: enough"),
         ("constructor's own end", "constructor fails with .*: OwnEnd: over"),
         ("forward's own end", "forward fails on examples of shape 2 x 7: OwnEnd: over"),
-        ("no gradients", "constructor fails with .*: it turns gradients off for the whole program"),
+        ("no gradients", "constructor fails with .*: it turns gradients off globally"),
         ("meta", "parameter first.weight is on the device meta"),
         ("meta buffer", "buffer calls is on the device meta"),
         ("nothing", "forward returns NoneType for 2 examples"),
@@ -143,13 +143,13 @@ def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
 
 
 def test_a_class_that_makes_something_else_is_refused():
-    with pytest.raises(ConfigError, match="its class makes int, which is no torch.nn.Module"):
+    with pytest.raises(ConfigError, match="its class makes int, not a torch.nn.Module"):
         inspect(own("MakesNumbers"))
 
 
 def test_what_is_not_finite_on_the_data_at_first_is_refused():
     examples = torch.ones(4, 7)
-    with pytest.raises(ConfigError, match="forward makes nan of the first training examples"):
+    with pytest.raises(ConfigError, match="forward gives nan for the first training examples"):
         ready("Faulty", what="logarithm").require_finite(examples)
     with pytest.raises(ConfigError, match="examples of shape 4 x 7: RuntimeError: no more than three"):
         ready("Faulty", what="few examples").require_finite(examples)
@@ -160,7 +160,7 @@ def test_what_is_not_finite_on_the_data_at_first_is_refused():
 
 def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
     both = ready("PooledToo")
-    reason = r"permuting its units changes the outputs, first behind other \(Linear\)"
+    reason = r"permuting its units changes the outputs, first after other \(Linear\)"
     with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
         both.require_dealable(both.groups)
     with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Use another method"):
@@ -169,7 +169,7 @@ def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
 
 def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
     steps = ready("Steps")
-    with pytest.raises(ConfigError, match="with hidden = 9: ValueError: 9 is odd. .* take fewer ranks, or leave out"):
+    with pytest.raises(ConfigError, match="with hidden = 9: ValueError: 9 is odd. .* Use fewer ranks, or leave such"):
         steps.require_usable({"hidden": 9})
     steps.require_usable({"hidden": 4})
 
@@ -217,7 +217,7 @@ def test_a_class_goes_with_checkpoints_of_own_networks_alone(verb, istmpi_comman
     path = checkpoints / "batch.h5"
     words = [verb[0], path, *(["digits"] if verb == ["predict"] else []), *verb[1:]]
     code, _, said = istmpi_command(*words, "--model", f"{EXAMPLE}:ConvNet")
-    assert code == 2 and "is istmpi's own; leave --model out" in said
+    assert code == 2 and "is built in; leave --model out" in said
 
 
 # ---- building
@@ -257,7 +257,7 @@ def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
 def test_without_its_code_a_network_can_be_described_but_not_built(convolutional):
     described = Architecture(convolutional.name, convolutional.table, "float32")
     assert described.parameters == convolutional.parameters
-    with pytest.raises(ConfigError, match="give --model FILE.py:Class"):
+    with pytest.raises(ConfigError, match="give its code, --model FILE.py:Class"):
         described.build(described.lengths)
     assert described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)).has_its_source
     with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):

@@ -35,9 +35,9 @@ def test_one_output_is_what_it_was():
 @pytest.mark.parametrize(
     "weights, exits, said",
     [
-        ((1.0, 2.0), 1, "has 1 output, the last one's included. Leave it out"),
-        ((1.0, 1.0), 3, "has 3 outputs, the last one's included. Give 3 numbers"),
-        ((0.0, 0.0), 2, "leaves nothing to train for"),
+        ((1.0, 2.0), 1, "has 1 output, including the last. Leave it out"),
+        ((1.0, 1.0), 3, "has 3 outputs, including the last. Give 3 numbers"),
+        ((0.0, 0.0), 2, "has no weight above 0"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(weights, exits, said):

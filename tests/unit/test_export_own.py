@@ -158,7 +158,7 @@ def test_tied_parameters_are_there_once(checkpoints, tmp_path, form):
 @pytest.mark.parametrize(
     "name, problem",
     [
-        ("shaken", "tied.weight is in its class another layer's tensor"),
+        ("shaken", "tied.weight shares its tensor with another layer"),
         ("tied", "linear in its forward has a factor in the full network that no weight can hold"),
         ("unrecorded", "norm has no running statistics in its class"),
     ],
@@ -200,7 +200,7 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     "name, problem",
     [
         ("deciding", "torch.export cannot trace its forward: Could not guard on data-dependent expression"),
-        ("counting", "takes a decision on the number of examples"),
+        ("counting", "branches on the number of examples"),
     ],
 )
 def test_what_cannot_be_traced_is_refused_in_one_line(checkpoints, tmp_path, istmpi_command, name, problem, form):
@@ -224,9 +224,9 @@ def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path,
     assert istmpi_command(*words)[0] == 0, "the same source in another place"
     file.write_text(source + "# a remark\n")
     code, _, err = istmpi_command(*words, "--force")
-    assert code == 2 and "has changed since it was trained" in err and len(err.splitlines()) == 1
+    assert code == 2 and "has changed since training" in err and len(err.splitlines()) == 1
     code, _, err = istmpi_command(*words, "--force", "--changed-source")
-    assert code == 0 and "has changed since it was trained" in err
+    assert code == 0 and "has changed since training" in err
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_checkpoint_never_runs_code_by_itself(checkpoints, tmp_path, monkeypat
     if words[0] == "checkpoint":
         assert code == 0
     else:
-        assert code == 2 and "give --model FILE.py:Class" in err and len(err.splitlines()) == 1
+        assert code == 2 and "Give the code: --model FILE.py:Class" in err and len(err.splitlines()) == 1
         assert list(tmp_path.iterdir()) == []
         assert istmpi_command(*words, "--model", f"{checkpoints / 'foreign.py'}:Sharing")[0] == 2
         assert [path.name for path in tmp_path.iterdir()] == ["trace"]

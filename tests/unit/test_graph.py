@@ -91,7 +91,7 @@ def test_graph_networks_train_on_bags_of_words_under_autocast(model):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ({"hidden": 0}, r"model.hidden = \[0\] must name at least one layer, each at least one unit wide\."),
+        ({"hidden": 0}, r"model.hidden = \[0\] must name at least one layer of at least one unit\."),
         ({"hidden": [8, -3]}, r"model.hidden = \[8, -3\] must name at least one layer"),
         ({"hidden": [1.5]}, r"model.hidden = \[1.5\] must be a whole number, each\."),
         ({"hidden": "abc"}, "model.hidden = 'abc' must be a list\\."),

@@ -61,7 +61,7 @@ def test_images_have_one_channel_where_all_are_grey(tmp_path):
 
 def test_a_coloured_image_for_a_network_of_grey_ones_is_named(tmp_path):
     save(picture(9, 7), tmp_path / "in" / "0.png")
-    with pytest.raises(DataError, match="0.png is in colour but the training data is grey"):
+    with pytest.raises(DataError, match="0.png is in colour, but the training data is grey"):
         list(read_inputs(str(tmp_path / "in"), "images", (1, 7, 9)))
     save(picture(9, 7, "L"), tmp_path / "in" / "0.png")
     ((_, x),) = read_inputs(str(tmp_path / "in"), "images", (3, 7, 9))
@@ -141,10 +141,10 @@ def test_classes_are_numbered_alike_in_all_splits(tmp_path):
 @pytest.mark.parametrize(
     "names, says",
     [
-        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, of which train/ has none."),
-        (["train/a/0.png", "val/0.png"], "val/0.png is in no class folder; it must be val/CLASS/FILE."),
-        (["train/0.png", "test/0.png"], "test/0.png is in no class folder; it must be test/CLASS/FILE."),
-        (["train/a/0.png", "more/a/0.png"], "has train/ or test/ but more/a/0.png is in neither."),
+        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, which train/ lacks."),
+        (["train/a/0.png", "val/0.png"], "val/0.png is not in a class folder; it must be val/CLASS/FILE."),
+        (["train/0.png", "test/0.png"], "test/0.png is not in a class folder; it must be test/CLASS/FILE."),
+        (["train/a/0.png", "more/a/0.png"], "has train/ or test/, but more/a/0.png is in neither."),
         (["train/a/0.png"], "has no test examples"),
         (["val/a/0.png"], "has no train examples"),
     ],

@@ -148,15 +148,15 @@ def test_what_fits_and_what_does_not_is_told(tmp_path):
     assert torch.equal(store.tensors["hidden2.linear.weight"], plain()[2].weight)
     assert fit.lines[0].endswith("4 of 6 parameters fit, 85 of 107 weights.")
     assert fit.lines[1:] == [
-        "of another shape, not taken: labels.linear.weight (10 x 5 there, 3 x 5 here).",
-        "not in the file, as at any beginning: hidden1.linear.bias.",
-        "in the file alone: other0, other1, other2, other3, other4, other5, and 3 more.",
+        "wrong shape, ignored: labels.linear.weight (10 x 5 there, 3 x 5 here).",
+        "not in the file, initialized as usual: hidden1.linear.bias.",
+        "only in the file: other0, other1, other2, other3, other4, other5, and 3 more.",
     ]
 
 
 def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
     torch.save({"a": torch.zeros(2)}, tmp_path / "none.pt")
-    with pytest.raises(ConfigError, match="nothing in it fits the network: not in the file.*in the file alone: a"):
+    with pytest.raises(ConfigError, match="no parameter in it fits the network: not in the file.*only in the file: a"):
         begun(tmp_path / "none.pt")
 
 
@@ -169,9 +169,9 @@ class Evil:
 @pytest.mark.parametrize(
     "save, reason",
     [
-        (lambda path: torch.save({"a": Evil()}, path), "it names code to run, print"),
-        (lambda path: torch.jit.script(nn.Linear(2, 3)).save(path), "it is no state dict of torch.save"),
-        (lambda path: path.write_bytes(b"no weights at all"), "it is no state dict of torch.save"),
+        (lambda path: torch.save({"a": Evil()}, path), "it would run code: print"),
+        (lambda path: torch.jit.script(nn.Linear(2, 3)).save(path), "it is not a state dict"),
+        (lambda path: path.write_bytes(b"no weights at all"), "it is not a state dict"),
     ],
 )
 def test_a_refusal_does_not_advise_to_run_the_code_of_a_file(tmp_path, save, reason):
@@ -184,14 +184,14 @@ def test_a_refusal_does_not_advise_to_run_the_code_of_a_file(tmp_path, save, rea
 @pytest.mark.parametrize("json", [False, True])
 def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
     run = Run.load("digits").override({"train.init": str(tmp_path / "a.pt"), "model.hidden": [7, 5]})
-    with pytest.raises(DataError, match="a.pt is not there"):
+    with pytest.raises(DataError, match="a.pt does not exist"):
         show(run, 2, json)
     torch.save({"labels.linear.weight": torch.zeros(10, 5), "b": torch.zeros(2)}, tmp_path / "a.pt")
     show(run, 2, json)
     shown = capsys.readouterr().out
-    assert "a.pt: 1 of" in shown and "parameters fit, 50 of" in shown and "in the file alone: b." in shown
+    assert "a.pt: 1 of" in shown and "parameters fit, 50 of" in shown and "only in the file: b." in shown
     torch.save({"labels.linear.weight": torch.zeros(9, 5)}, tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match="nothing in it fits"):
+    with pytest.raises(ConfigError, match="no parameter in it fits"):
         show(run, 2, json)
 
 
@@ -216,7 +216,7 @@ def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, cap
     with pytest.raises(DataError, match="bad"):
         begun(path)
     assert "run" not in capsys.readouterr().out
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         begun(tmp_path / f"absent{suffix}")
     (tmp_path / f"folder{suffix}").mkdir()
     with pytest.raises(DataError, match="it is a folder"):
@@ -263,7 +263,7 @@ def test_a_folder_of_safetensors_is_read_and_the_class_may_wrap_its_network(tmp_
     for number, name in enumerate(state):
         safetensors.save_file({name: state[name]}, tmp_path / f"model-{number}.safetensors")
     assert begun(tmp_path, of=of)[1].missing == ()
-    with pytest.raises(DataError, match="a folder without a file of .safetensors"):
+    with pytest.raises(DataError, match="a folder without .safetensors files"):
         begun(tmp_path / "..", of=of)
 
 

@@ -62,7 +62,9 @@ def test_images_become_the_prepared_pixels(tmp_path, mode):
 def test_images_of_another_size_are_resized_as_in_preparing(tmp_path):
     folder = make_images(tmp_path / "input")
     data, rows = prepared("images", folder, tmp_path, size=5)
-    with pytest.raises(DataError, match=r"6x4 but the training data is 5x5; all must be of one size. Give --resize."):
+    with pytest.raises(
+        DataError, match=r"6x4 but the training data is 5x5; all must have the same size. Give --resize."
+    ):
         read(folder / "test", "images", data.shape)
     np.testing.assert_array_equal(read(folder / "test", "images", data.shape, resize=True)[1], rows["test"])
 
@@ -142,12 +144,12 @@ def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
         (lambda path: (path / "x.csv").write_text("a,b,c,d\n"), "csv", "no examples"),
         (lambda path: (path / "x.csv").write_text(""), "csv", "a row has 0 numbers"),
         (lambda path: np.save(path / "x.npy", np.zeros((2, 5))), "arrays", "has examples of 5 numbers; the network"),
-        (lambda path: np.save(path / "x.npy", np.array(["a"])), "arrays", "needed are numbers"),
-        (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; call the array"),
+        (lambda path: np.save(path / "x.npy", np.array(["a"])), "arrays", "give numbers"),
+        (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; name the array"),
         (lambda path: (path / "x.npz").write_bytes(b"PK nonsense"), "arrays", "cannot be read as a NumPy file"),
         (lambda path: (path / "x.h5").write_text("text"), "arrays", "is not an HDF5 file"),
         (lambda path: (path / "x.wav").write_text("text"), "arrays", "this network takes 4 numbers; give a .csv"),
-        (lambda path: (path / "x").mkdir(), "speech", "holds no files"),
+        (lambda path: (path / "x").mkdir(), "speech", "has no files"),
         (lambda path: make_images(path / "x"), "speech", "holds no .wav"),
         (lambda path: None, "speech", "does not exist"),
     ],
@@ -170,5 +172,5 @@ def test_clips_of_different_rates_are_refused(tmp_path):
 
 def test_colour_where_the_network_knows_grey_is_refused(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "red.png")
-    with pytest.raises(DataError, match="red.png is in colour but the training data is grey"):
+    with pytest.raises(DataError, match="red.png is in colour, but the training data is grey"):
         read(tmp_path / "red.png", "idx", (1, 8, 8))

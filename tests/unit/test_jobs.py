@@ -97,23 +97,23 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("slurm", "nowhere.toml"), "run nowhere.toml: neither a file nor a run of istmpi's"),
-        (("ec2", "nowhere.toml", "--instances", 2), "run nowhere.toml: neither a file nor a run of istmpi's"),
+        (("slurm", "nowhere.toml"), "run nowhere.toml is neither a file nor a built-in run"),
+        (("ec2", "nowhere.toml", "--instances", 2), "run nowhere.toml is neither a file nor a built-in run"),
         (("slurm", "digits", "--nodes", 0), "'--nodes': '0' must be a whole number, 1 to 100,000"),
         (("ec2", "digits", "--instances", 0), "'--instances': '0' must be a whole number"),
         (("ec2", "digits", "--instances", 2, "--hours", 0), "'--hours': '0' must be a whole number, 1 to 720"),
         (("ec2", "digits", "--instances", 2, "--hours", 1000), "'--hours': '1000' must be a whole number, 1 to 720"),
-        (("ec2", "digits", "--instances", 2, "--", "--out", "/out"), "--out /out: on EC2 a run's folder lies below"),
-        (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder lies below /shared"),
+        (("ec2", "digits", "--instances", 2, "--", "--out", "/out"), "--out /out: on EC2 a run's folder is under"),
+        (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder is under /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
         (("slurm", "digits", "--partition", "$(me)"), "--partition $(me): must be letters, digits and"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
-        (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
-        (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
+        (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere does not exist."),
+        (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units, but the run has 4 ranks"),
         (
             ("slurm", "digits", "--nodes", 4, "--gpus", 4, "--", "--hidden", "8"),
-            "hidden1 has 8 units but the run has 16 ranks",
+            "hidden1 has 8 units, but the run has 16 ranks",
         ),
         (
             ("slurm", "digits", "--", "--finish", "loca-sgd:10%"),
@@ -123,7 +123,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
         (
             ("slurm", "digits", "--nodes", 4, "--", "--method", "local-sgd", "--finish", "ist:10%", "--hidden", "2"),
-            "hidden1 has 2 units but the run has 4 ranks",
+            "hidden1 has 2 units, but the run has 4 ranks",
         ),
         (
             ("slurm", "digits", "--compare", "--", "--methods", "ist,loca-sgd"),
@@ -131,7 +131,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         ),
         (
             ("slurm", "digits", "--compare", "--nodes", 4, "--", "--methods", "local-sgd,ist", "--hidden", "2"),
-            "hidden1 has 2 units but the run has 4 ranks",
+            "hidden1 has 2 units, but the run has 4 ranks",
         ),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
     ],

@@ -115,7 +115,7 @@ def test_what_is_elsewhere_has_a_shape_and_no_values():
         lambda: list(gone),
     ):
         gone.read = False
-        with pytest.raises(RuntimeError, match="here.weight is read outside of its own layer"):
+        with pytest.raises(RuntimeError, match="here.weight is read outside its layer"):
             read()
         assert gone.read
 

@@ -43,7 +43,7 @@ def in_another_process(folder):
 def test_two_cannot_hold_a_folder_and_the_second_is_told_who_does(tmp_path):
     first = FolderLock(tmp_path / "run")
     said = in_another_process(tmp_path / "run")
-    assert said.startswith(f"--out {tmp_path}/run: another run is at work there, process {os.getpid()} on host ")
+    assert said.startswith(f"--out {tmp_path}/run is used by another run, process {os.getpid()} on host ")
     assert said.endswith(f"or remove {tmp_path}/run/lock.json if there is no such run.") and "\n" not in said
     first.require()
     first.release()
@@ -109,7 +109,7 @@ def test_a_job_that_slurm_queued_again_takes_its_own_lock(tmp_path, monkeypatch,
     if free:
         FolderLock(tmp_path).release()
     else:
-        with pytest.raises(ConfigError, match="another run is at work"):
+        with pytest.raises(ConfigError, match="is used by another run"):
             FolderLock(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_lock_is_left_over_once_nobody_touches_it(tmp_path, text):
 def test_one_that_lost_its_lock_is_told(tmp_path):
     first = FolderLock(tmp_path)
     held_by(tmp_path, host="elsewhere")
-    with pytest.raises(OutputError, match="another one has taken its place"):
+    with pytest.raises(OutputError, match="another run has taken it"):
         first.require()
     first.release()
     assert (tmp_path / lock.FILE).exists(), "the other's"

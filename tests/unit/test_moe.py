@@ -160,5 +160,5 @@ def test_a_loss_leaves_what_it_goes_through_as_it_is():
 
 @pytest.mark.parametrize("changed", [{"experts": []}, {"top": 0}])
 def test_what_cannot_be_built_is_refused_in_one_line(changed):
-    with pytest.raises(ConfigError, match="needs a number, at least, and top = . must be 1 or more"):
+    with pytest.raises(ConfigError, match="needs at least one number, and top = . must be at least 1"):
         own(**changed).build()

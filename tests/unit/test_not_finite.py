@@ -68,7 +68,7 @@ def test_outputs_that_are_not_finite_are_an_error(spoilt, istmpi_command):
     with pytest.raises(DataError) as refused:
         evaluate(spoilt, world())
     assert refused.value.everywhere
-    with pytest.raises(DataError, match="is nan; weights must be finite. Go on from an earlier checkpoint."):
+    with pytest.raises(DataError, match="is nan; weights must be finite. Resume from an earlier checkpoint."):
         Training(small_run(model__norm="layer"), world()).resume(spoilt)
 
 
@@ -117,10 +117,10 @@ def test_a_network_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     with pytest.raises(DivergedError) as diverged:
         run_training(run, world())
     message = str(diverged.value)
-    assert message.startswith("the network was not finite after 0 of 4 rounds: hidden1.linear.weight[0, 0] is nan. ")
+    assert message.startswith("the network was not finite after 0 of 4 rounds: hidden1.linear.weight[0, 0] is nan; ")
     assert "lr" not in message and not (tmp_path / "run" / "network.h5").exists()
     training = Training(run, world())
-    with pytest.raises(DivergedError, match="is nan. It is not saved.") as refused:
+    with pytest.raises(DivergedError, match="is nan; not saved.") as refused:
         training.state()
     assert refused.value.everywhere
 
@@ -130,4 +130,4 @@ def test_a_loss_that_is_not_finite_before_any_step_is_not_of_the_learning_rate(m
     with pytest.raises(DivergedError) as diverged:
         list(Training(small_run(**OVERFLOWING), world()).rounds())
     assert "in round 1, local step 1; " in str(diverged.value) and "lr" not in str(diverged.value)
-    assert "No step was taken before: look at the network's forward and at the data." in str(diverged.value)
+    assert "The first step failed: check the network's forward and the data." in str(diverged.value)

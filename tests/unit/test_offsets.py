@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-TOO_CLOSE = "too close together for float32, which has 24 bits. Subtract a number from them first"
+TOO_CLOSE = "too close together for the 24 bits of float32. Subtract a number from them first"
 
 
 def saved(tmp_path, x, y=LABELS, name="data"):

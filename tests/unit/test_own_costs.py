@@ -124,14 +124,14 @@ def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
             ["train", "--dry-run", "--ranks", "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
             "its constructor fails with hidden = 9: ValueError: 9 is odd",
         ),
-        (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units but the run has 9"),
+        (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units, but the run has 9"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
         (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),
-        (["measure", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "it says the widths of an mlp"),
+        (["measure", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "gives the widths of an mlp"),
         (["measure", "--model", f"{FILE}:Failing", "--hidden", "8"], "its forward fails on examples of shape 2 x 64"),
-        (["train", "--dry-run", "--model", "nowhere.py:Net"], "there is no file nowhere.py"),
+        (["train", "--dry-run", "--model", "nowhere.py:Net"], "nowhere.py does not exist"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, message, istmpi_command):

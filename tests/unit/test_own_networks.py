@@ -122,19 +122,19 @@ def test_every_wrong_axis_is_caught(name, shape):
 @pytest.mark.parametrize(
     "name, shape, width, problem",
     [
-        ("Grouped", IMAGE, "channels", "permuting its units changes the outputs, first behind norm"),
+        ("Grouped", IMAGE, "channels", "permuting its units changes the outputs, first after norm"),
         ("Multihead", SEQUENCE, "heads", "no parameter's shape depends on it"),
-        ("Multihead", SEQUENCE, "embed", "permuting its units changes the outputs, first behind attention"),
-        ("Attention", SEQUENCE, "depth", "it decides which parameters there are"),
-        ("Joined", FLAT, "hidden", "an axis of last.weight has 15 positions, and 23 with twice of it"),
+        ("Multihead", SEQUENCE, "embed", "permuting its units changes the outputs, first after attention"),
+        ("Attention", SEQUENCE, "depth", "it changes which parameters exist"),
+        ("Joined", FLAT, "hidden", "an axis of last.weight has 15 positions, and 23 when it doubles"),
         (
             "Square",
             FLAT,
             "hidden",
-            f"twice of it is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
+            f"its double is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
         ),
-        ("ByUnit", FLAT, "hidden", "permuting its units changes the outputs, first behind even"),
-        ("Silent", FLAT, "hidden", "the outputs do not tell how its units lie in any parameter, on which"),
+        ("ByUnit", FLAT, "hidden", "permuting its units changes the outputs, first after even"),
+        ("Silent", FLAT, "hidden", "the outputs do not show the order of its units in any parameter: they"),
     ],
 )
 def test_what_cannot_be_dealt_has_a_reason(name, shape, width, problem):
@@ -208,12 +208,12 @@ def test_a_class_of_a_package_is_found():
     "words, message",
     [
         ([f"{FILE}"], "give FILE.py:Class or package.module:Class"),
-        (["/nowhere.py:Net"], "there is no file /nowhere.py"),
+        (["/nowhere.py:Net"], "/nowhere.py does not exist"),
         (["no.such.package:Net"], "cannot be imported: ModuleNotFoundError: No module named 'no'"),
-        (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor has it any torch.nn.Module"),
+        (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor any torch.nn.Module"),
         ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
-        ([f"{FILE}:NOT_A_NETWORK"], "has something else than a torch.nn.Module as NOT_A_NETWORK"),
-        ([f"{FILE}:NoDefault"], "its argument hidden has no default and is no fact of the data"),
+        ([f"{FILE}:NOT_A_NETWORK"], "does not have a torch.nn.Module as NOT_A_NETWORK"),
+        ([f"{FILE}:NoDefault"], "its argument hidden has no default and is unknown to the data"),
         ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),
         ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
         ([f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"], "dense.weight has no elements (64 x 0)"),
@@ -224,7 +224,7 @@ def test_a_class_of_a_package_is_found():
             "found element of type list at pos 0. Its defaults: hidden = 8.",
         ),
         ([f"{FILE}:Joined", "--set", "model.hidden=0"], "has no elements"),
-        ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is how many classes there are"),
+        ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is the number of classes"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
         ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
         ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),
@@ -240,8 +240,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, messa
 @pytest.mark.parametrize(
     "what, problem",
     [
-        ("constant", "the outputs do not tell how its units lie in any parameter"),
-        ("draws", "its forward makes other outputs of the same examples each time"),
+        ("constant", "the outputs do not show the order of its units in any parameter"),
+        ("draws", "its forward gives other outputs for the same examples each time"),
     ],
 )
 def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem, output):
@@ -263,7 +263,7 @@ def test_a_network_without_widths_is_explained(istmpi_command):
         ("import torch\n1 / 0\n", "ZeroDivisionError: division by zero"),
         ("class Net(:\n", "SyntaxError: invalid syntax"),
         ("class End(BaseException): pass\nraise End('over')\n", "End: over"),
-        ("import torch\ntorch.set_grad_enabled(False)\n", "it turns gradients off for the whole program"),
+        ("import torch\ntorch.set_grad_enabled(False)\n", "it turns gradients off globally"),
     ],
 )
 def test_a_file_that_does_not_import(tmp_path, istmpi_command, code, problem):
@@ -297,21 +297,21 @@ def test_declared_axes_are_taken_once_they_are_proved():
         wrong = {of.width.name: of.problem for of in infer(with_axes(axes)).findings if not of.proved}
         assert wrong.keys() == broken | {"depth"}
         for name in broken:
-            assert "permuting its units as AXES has them changes the outputs, first behind" in wrong[name]
+            assert "permuting its units as in AXES changes the outputs, first after" in wrong[name]
 
 
 @pytest.mark.parametrize(
     "axes, said",
     [
         ("qkv.0.weight", "AXES = 'qkv.0.weight' must be a dict"),
-        ({"qkv.0.wight": "a b"}, "AXES names 'qkv.0.wight', which is no parameter; did you mean qkv.0.weight"),
-        ({"out.0.bias": 32}, "32 must be a text, as"),
+        ({"qkv.0.wight": "a b"}, "AXES names 'qkv.0.wight', which is not a parameter; did you mean qkv.0.weight"),
+        ({"out.0.bias": 32}, "32 must be text, such as"),
         ({"out.0.bias": "(embed"}, "a bracket is not closed"),
-        ({"out.0.bias": "embd"}, "embd is no width that any parameter's shape depends on; did you mean embed"),
-        ({"out.0.bias": "depth"}, "depth is no width that any parameter's shape depends on"),
+        ({"out.0.bias": "embd"}, "embd is not a width that a parameter's shape depends on; did you mean embed"),
+        ({"out.0.bias": "depth"}, "depth is not a width that a parameter's shape depends on"),
         ({"out.0.bias": "(2 embed)"}, r"AXES has '\(2 embed\)' for out.0.bias: \(64,\), but its shape is \(32,\)"),
         ({"out.0.bias": "embed[1]"}, r"but its shape is \(32,\)"),
-        ({"out.0.bias": "(4 heads)"}, "embed is on its axis 0: its length doubles with twice of it"),
+        ({"out.0.bias": "(4 heads)"}, "embed is on its axis 0: its length doubles when the width doubles"),
         ({"out.0.bias": "(2 head_dim)"}, "embed is on its axis 0"),
         ({"out.0.bias": "32"}, "embed is on its axis 0"),
         ({"last.bias": "(10 1)", "out.0.weight": "embed (heads head_dim)", "embed.bias": "hidden"}, "but its shape is"),

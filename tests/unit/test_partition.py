@@ -45,13 +45,15 @@ def test_the_deal_covers_every_group_and_is_disjoint(ranks, widths, round, seed,
 
 
 def test_a_group_with_fewer_units_than_ranks_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"^hidden2 has 13 units but the run has 14 ranks; .* widen hidden2\.$"):
+    with pytest.raises(ConfigError, match=r"^hidden2 has 13 units, but the run has 14 ranks; .* widen hidden2\.$"):
         draw(ranks=14)
     draw(ranks=14, groups=["hidden1"])  # the other group is not dealt
 
 
 def test_a_name_that_is_no_axis_is_refused():
-    with pytest.raises(ConfigError, match="partition names hidden9, which is no axis of this model; axes: features"):
+    with pytest.raises(
+        ConfigError, match="partition names hidden9, which is not an axis of this model; axes: features"
+    ):
         draw(groups=["hidden9"])
 
 
@@ -223,5 +225,5 @@ def test_units_that_overlap_are_others_in_every_round():
 
 
 def test_shares_do_not_go_with_units_that_overlap():
-    with pytest.raises(ConfigError, match=r"shares \[1.0, 2.0\] do not go with 4 units of hidden1 at least"):
+    with pytest.raises(ConfigError, match=r"shares \[1.0, 2.0\] do not go with at least 4 units of hidden1"):
         Partition.draw({"hidden1": 5}, ["hidden1"], 2, 0, 0, [1.0, 2.0], least={"hidden1": 4})
