@@ -54,9 +54,9 @@ def test_python_2_and_3_are_read_alike():
         # An array of objects over any bytes: its first use is a jump to wherever they point.
         (b"cnumpy\nndarray\n((K\x01t" + OBJECTS + b"U\x08AAAAAAAAtR", "an array of 'O8', not of numbers"),
         (array(b"K\x01\x85", OBJECTS, b"A" * 8), "an array of 'O8', not of numbers"),
-        (array(b"K\x01\x85", b"N", b"A"), "an array of something else than numbers"),
+        (array(b"K\x01\x85", b"N", b"A"), "an array that does not hold numbers"),
         (array(b"M\x00\x10M\x00\x10\x86", BYTES, b"A" * 8), "cannot reshape array of size 8"),
-        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "something else than numbers"),
+        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "that does not hold numbers"),
         (b"cnumpy\nmatrix\n", "it asks for 'numpy.matrix'"),
         (b"cnumpy.core.multiarray\nscalar\n(" + BYTES + b"U\x01AtR", "it asks for 'numpy.core.multiarray.scalar'"),
         (b"cos\nsystem\n(U\x02idtR", "it asks for 'os.system'"),

@@ -55,7 +55,7 @@ def test_the_outputs_are_those_of_the_formula(checkpoints, istmpi_command, name)
 def test_examples_of_another_shape_are_refused(checkpoints, shape):
     with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
         network = CalibratedNetwork(checkpoint)
-    with pytest.raises(DataError, match=r"do not fit this network: it takes \[examples, 64\]"):
+    with pytest.raises(DataError, match=r"do not fit this network; give \[examples, 64\]"):
         network(np.zeros(shape, dtype=np.float32))
 
 

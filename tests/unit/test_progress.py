@@ -102,9 +102,7 @@ def ended(tmp_path, capsys, showing):
 def test_what_is_told_of_a_run(tmp_path, capsys):
     told = ended(tmp_path / "a", capsys, Showing())
     assert re.findall(r"^round (\S+)", told.out, re.M)[-1] == "3/3" and not told.err
-    assert re.search(
-        r"^time +\S+ s with evaluations and saving: .*compute \d+%.*; before it \S+ s of loading$", told.out, re.M
-    )
+    assert re.search(r"^time +\S+ s with evaluation and saving: .*compute \d+%.*; loading took \S+ s$", told.out, re.M)
     told = ended(tmp_path / "b", capsys, Showing(verbose=True))
     assert len(re.findall(r"^round \d/3 .* lr \S+  \S+ k? ?examples/s  .*B/s  \w+ \d+%", told.out, re.M)) == 3
     told = ended(tmp_path / "c", capsys, Showing("none"))
@@ -116,5 +114,5 @@ def test_what_is_told_of_a_run(tmp_path, capsys):
 def test_a_round_of_fedavg_is_told_in_passes(tmp_path, capsys, epochs, passes):
     settings = {"method__name": "fedavg", "method__epochs": epochs, "train__batch": 200, "train__rounds": 1}
     run_training(small_run(**settings, output__folder=str(tmp_path / "run")), world(), TrainingDisplay())
-    said = f"method     fedavg, 1 round of {passes} over a rank's examples, 200 at a time"
+    said = f"method     fedavg, 1 round of {passes} over a rank's examples in batches of 200"
     assert said in capsys.readouterr().out

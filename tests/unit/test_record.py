@@ -88,7 +88,7 @@ def test_nothing_is_ever_overwritten(tmp_path):
 def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
     held = FolderLock(tmp_path)
     RunFolder(tmp_path).make()
-    with pytest.raises(ConfigError, match=f"another run is at work there, process {os.getpid()}"):
+    with pytest.raises(ConfigError, match=f"is used by another run, process {os.getpid()}"):
         RunFolder.of(str(tmp_path), "digits")
     held.release()
     with pytest.raises(ConfigError, match="the folder is not empty"):
@@ -98,7 +98,7 @@ def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "inside"):
-        with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Name another folder"):
+        with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Give another folder"):
             RunFolder.of(str(wanted), "digits").make()
 
 
@@ -115,10 +115,10 @@ def test_metrics_read_back_as_they_were_written(tmp_path):
 
 def test_damaged_or_missing_metrics_are_refused_by_name(tmp_path):
     folder = RunFolder(tmp_path)
-    with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
+    with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
         folder.metrics()
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n')
-    with pytest.raises(DataError, match=r"metrics.jsonl: not the metrics of a run"):
+    with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
         folder.metrics()
 
 
@@ -148,14 +148,14 @@ def test_a_run_goes_on_in_the_folder_that_its_checkpoint_lies_in(tmp_path, monke
     assert RunFolder.of("runs/one", "digits", "auto").path.resolve() == run
     assert RunFolder.of("", "one", "auto").path.resolve() == run
     assert RunFolder.of("new", "digits", str(run)).path.name == "new"
-    with pytest.raises(DataError, match="--resume nowhere: there is no such file or folder"):
+    with pytest.raises(DataError, match="--resume nowhere does not exist"):
         RunFolder.of("", "digits", "nowhere")
     assert not (tmp_path / "runs" / "digits").exists()
 
 
 def test_resuming_never_touches_a_folder_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="the folder is not empty and not a run's"):
+    with pytest.raises(ConfigError, match="the folder is not empty and not a run's folder"):
         RunFolder.of(str(tmp_path), "digits", "auto")
 
 

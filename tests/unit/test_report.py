@@ -172,8 +172,8 @@ def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["nowhere"], "nowhere: there is no such file or folder"),
-        (["--targets", "0.5;0.7"], "--targets 0.5;0.7: must be numbers with commas"),
+        (["nowhere"], "nowhere does not exist"),
+        (["--targets", "0.5;0.7"], "--targets 0.5;0.7 must be numbers separated by commas"),
         (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
     ],
 )

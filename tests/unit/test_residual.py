@@ -48,7 +48,7 @@ def test_residual_blocks_are_found(name, shape, group, paths, ends):
 
 def test_layers_that_add_nothing_to_their_input_are_no_blocks():
     reasons = {finding.width.name: finding.problem for finding in found(f"{FILE}:Chain", FLAT).findings}
-    assert reasons["depth"] == "it counts the modules of layers, none of which adds something to its input"
+    assert reasons["depth"] == "it counts the modules of layers, which are not residual"
 
 
 def ready(name, shape, **arguments):
@@ -129,13 +129,13 @@ def test_what_ranks_hold_of_blocks(ranks, least, share):
 def test_more_blocks_on_each_rank_than_there_are_are_refused():
     network = ready("resnet", IMAGE, **SMALL)
     run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"], "method.min_blocks": 3})
-    with pytest.raises(ConfigError, match=r"^method.min_blocks = 3, but blocks2 has 2 .* Give at most 2\.$"):
+    with pytest.raises(ConfigError, match=r"^method.min_blocks = 3, but blocks2 has only 2 .* Give at most 2\.$"):
         cost(run, network, 2)
 
 
 def test_more_ranks_than_blocks_need_an_overlap():
     network = ready("resnet", IMAGE, **SMALL)
     run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
-    with pytest.raises(ConfigError, match="blocks2 has 2 blocks but the run has 4 ranks; .* or set min_blocks"):
+    with pytest.raises(ConfigError, match="blocks2 has 2 blocks, but the run has 4 ranks; .* or set min_blocks"):
         cost(run, network, 4)
     assert cost(run.override({"method.min_blocks": 1}), network, 4).held.overlapping

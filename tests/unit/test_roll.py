@@ -76,17 +76,17 @@ def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_th
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("T", "its process is stopped (kill -CONT 102 wakes it)"),
+        ("T", "its process is stopped (kill -CONT 102 resumes it)"),
         ("D", "its process waits for a disk or a device"),
         ("", "its process has ended"),
         ("R", "its process does not answer"),
-        (None, "its process does not answer: stopped, or its host gone"),
+        (None, "its process does not answer: it is stopped, or its host is gone"),
     ],
 )
 def test_a_line_says_who_where_and_what_holds_it(state, words):
     one = Missing(MEMBERS[2], "silent", 0.0, seen(), 33.0, state)
     said = line(one, 30.4, "hop (alltoallv)", ("compute", 1.25), 60.0)
-    assert said.startswith(f"rank 2 on n2 (process 102) is waited for in hop (alltoallv) for 30 s: {words}")
+    assert said.startswith(f"waiting for rank 2 on n2 (process 102) in hop (alltoallv) for 30 s: {words}")
     assert "last seen 33 s ago in compute, round 3, local step 5." in said
     assert said.endswith("The slowest phase so far was compute, 1.25 s. The job ends at 60 s if nothing changes.")
     assert "\n" not in said
@@ -158,9 +158,9 @@ def test_bytes_of_the_thread_that_watches_are_no_progress(tmp_path):
 
 def test_stacks_do_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr("istmpi.comm.hang_report._SECONDS_TO_WRITE", 0.2)
-    assert keep_stacks({1: "its threads"}, tmp_path) == f"What rank 1 did stands in {tmp_path / 'stacks'}."
+    assert keep_stacks({1: "its threads"}, tmp_path) == f"Stack traces: {tmp_path / 'stacks'}."
     os.mkfifo(tmp_path / "stacks" / "rank0.txt")
     assert (
         keep_stacks({0: "its threads"}, tmp_path)
-        == f"Stacks cannot be written to {tmp_path / 'stacks'} (it does not answer)."
+        == f"Stack traces cannot be written to {tmp_path / 'stacks'} (it does not answer)."
     )

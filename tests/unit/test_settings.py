@@ -54,7 +54,7 @@ def test_every_setting_stands_on_the_page_with_its_owner_and_default():
 def test_a_setting_a_section_a_method_and_a_key_are_found(capsys):
     assert said(capsys, "method.redeal").split("\n")[:2] == [
         "method.redeal  (ist)",
-        "  Fraction of each group's units that are redealt every round.",
+        "  Fraction of each group's units to redeal each round.",
     ]
     assert "  range:   in [0, 1]\n  default: 1.0\n" in said(capsys, "redeal")
     assert said(capsys, "fedavg").count("(fedavg)") == 2
@@ -71,8 +71,8 @@ def test_a_name_that_is_none_is_refused_with_the_nearest(name, near):
 
 def test_settings_are_listed_with_default_range_and_owner(capsys):
     listed = " ".join(said(capsys).split())
-    assert "method.redeal 1.0 ist: Fraction of each group's units that are redealt every round. (in [0, 1])" in listed
-    assert 'model.dtype "float32" Type of the weights, and of all that is computed. (float32 | float64)' in listed
+    assert "method.redeal 1.0 ist: Fraction of each group's units to redeal each round. (in [0, 1])" in listed
+    assert 'model.dtype "float32" Type of weights and computation. (float32 | float64)' in listed
     assert "train.rounds 30 Rounds to train. (at least 1)" in listed
 
 

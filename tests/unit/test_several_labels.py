@@ -50,7 +50,7 @@ def test_a_matrix_of_0_and_1_is_recognised(dtype):
         assert found[:2] == (task, classes)
         (note,) = notes.assumed
         assert note.text.startswith("6 rows of 3 labels, ") and note.option == "--task"
-        assert note.text.endswith("taken for several labels an example" if classes is None else "taken for classes")
+        assert note.text.endswith("treated as several labels per example" if classes is None else "treated as classes")
         right = HOT if classes is None else [2, 0, 1, 2]
         assert (found[2]["train"] == right).all() and found[2]["train"].dtype == ("u1" if classes is None else "i8")
 
@@ -59,7 +59,7 @@ def test_a_matrix_of_0_and_1_is_recognised(dtype):
 def test_other_matrices_are_numbers_to_predict_and_that_is_said(y):
     notes = Notes()
     assert read_labels({"train": y, "test": y}, None, "SRC", notes=notes)[0] == "regression"
-    assert notes.assumed[0].text == "8 rows of 3 labels, not all 0 or 1: taken for numbers to predict"
+    assert notes.assumed[0].text == "8 rows of 3 labels, not all 0 or 1: treated as numbers to predict"
 
 
 def test_the_option_decides():
@@ -70,7 +70,7 @@ def test_the_option_decides():
     assert read(ONE_HOT, "multi-label")[0] == DENSE_LABELS and not read(ONE_HOT, "multi-label")[3]
     assert read(HOT, "regression")[0] == "regression"
     assert read(ONE_HOT.astype(np.float32), "classification")[2]["test"].tolist() == [2, 0, 1, 2]
-    with pytest.raises(DataError, match="3 numbers an example, not a single 1 among 0.*--task multi-label"):
+    with pytest.raises(DataError, match="3 numbers per example, not a single 1 among zeros.*--task multi-label"):
         read(HOT, "classification")
 
 
@@ -81,8 +81,8 @@ def test_the_option_decides():
         (np.where(np.arange(12).reshape(4, 3) == 3, np.nan, HOT), "test example 1 has nan for label 0"),
         (HOT - 0.5, "test example 0 has 0.5 for label 0"),
         (HOT.astype(str), "has '1' for label 0"),
-        (HOT[:, 0], "the labels are one an example"),
-        (HOT[:, :1], "the labels are one an example"),
+        (HOT[:, 0], "each example has one label"),
+        (HOT[:, :1], "each example has one label"),
     ],
 )
 def test_what_is_no_0_or_1_is_named(y, words):
@@ -123,7 +123,7 @@ def test_labels_that_no_training_example_has_are_told(tmp_path, istmpi_command):
     y = np.column_stack([HOT, np.zeros(4, int)])
     np.savez(tmp_path / "a.npz", x_train=np.eye(4), y_train=y, x_test=np.eye(4), y_test=1 - y)
     report = prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
-    assert [note.text for note in report.left_out] == ["1 of 4 labels, that no training example has: 3"]
+    assert [note.text for note in report.left_out] == ["1 of 4 labels that no training example has: 3"]
     assert report.left_out[0].text in open_dataset(str(tmp_path / "a.npz")).assumed
     words = "prepare", "arrays", tmp_path / "a.npz", tmp_path / "a.h5", "--force", "--task", "multi-label"
     table = " ".join(istmpi_command(*words)[1].split())
@@ -151,7 +151,7 @@ def rows_of(answer):
 
 def test_training_and_evaluation_tell_all_scores(trained, istmpi_command):
     path, network, said = trained
-    words = "170 rows of 6 labels, all 0 or 1: taken for several labels an example"
+    words = "170 rows of 6 labels, all 0 or 1: treated as several labels per example"
     assert f"{words} (istmpi prepare arrays --task decides otherwise)" in said
     for words in (said, istmpi_command("evaluate", network)[1]):
         assert all(name in words for name in ("P@1", "P@3", "P@5", "micro-F1"))
@@ -189,4 +189,4 @@ def test_so_many_are_told_as_are_asked_for(trained, istmpi_command, top):
 def test_what_is_for_classes_or_sparse_rows_is_refused(tmp_path, istmpi_command, setting):
     words = "train", "--data", write(tmp_path / "a.npz"), "--set", setting, "--out", tmp_path / "run"
     code, _, err = istmpi_command(*words)
-    assert code == 2 and ("for classes" in err or "sparse rows" in err) and len(err.splitlines()) == 1
+    assert code == 2 and ("needs classes" in err or "sparse rows" in err) and len(err.splitlines()) == 1

@@ -204,7 +204,7 @@ def test_ranks_that_wait_for_each_other_are_found(polls):
     with pytest.raises(SimulationError) as found:
         outcome.require()
     told = str(found.value)
-    assert told.startswith("the ranks wait for each other for ever: rank 0 in a receive with tag 5 for rank 1 (test_")
+    assert told.startswith("deadlock, the ranks wait for each other: rank 0 in a receive with tag 5 for rank 1 (test_")
     assert "rank 1 in a receive with tag 5 for rank 0 (test_simulated.py:" in told
     assert time.perf_counter() - begun < 30
 
@@ -215,7 +215,7 @@ def test_a_rank_that_leaves_before_the_others_is_named():
             comm.barrier()
 
     message = str(simulate(program, 3).ended)
-    assert "rank 0 in Barrier for rank 1 (which came to its end)" in message and "rank 2 in Barrier" in message
+    assert "rank 0 in Barrier for rank 1 (which has ended)" in message and "rank 2 in Barrier" in message
 
 
 def test_other_collective_calls_than_the_others_are_found():

@@ -98,12 +98,12 @@ def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
 
 
 def test_parallel_hdf5_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="^checkpoint.writer = 'mpio' writes through an MPI library, .* Use direct"):
+    with pytest.raises(ConfigError, match="^checkpoint.writer = 'mpio' needs an MPI library, .* Use direct"):
         simulated_training(Run().override({"checkpoint.writer": "mpio"}), 2, Faults())
 
 
 def test_shares_that_follow_the_clock_are_refused_for_schedules():
-    with pytest.raises(ConfigError, match="^method.shares = 'auto' follows measured seconds"):
+    with pytest.raises(ConfigError, match="^method.shares = 'auto' follows measured times"):
         Schedules(small_run(method__shares="auto"), 2, KINDS)
 
 
@@ -141,7 +141,7 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
     command = ("simulate", run, "--ranks", 3, "--out", tmp_path / "out")
     code, out, err = istmpi(*command, "--faults", seed)
     assert code == 137 and "; came about: rank " in out
-    assert err.startswith("istmpi: rank ") and err.endswith("the job ended, as a launcher ends it.\n")
+    assert err.startswith("istmpi: rank ") and err.endswith("the launcher ends the job.\n")
 
 
 def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path):
@@ -153,4 +153,4 @@ def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path
     for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
         code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
         assert code == 2
-        assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which tells findings alone.")
+        assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which prints only findings.")

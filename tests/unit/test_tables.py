@@ -69,10 +69,10 @@ def test_small_inputs_are_read_as_they_are(case, name, classes, examples, column
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("deccomma1.csv", "its first line has , and ;; only one can separate the columns, a decimal comma is none"),
-        ("deccomma2.csv", "its first line has , and ;; only one can separate the columns, a decimal comma is none"),
-        ("traildelim.csv", "line 2: it has no label.*a delimiter at a line's end begins a column"),
-        ("sep.csv", "line 2: 3 columns, not the 2 of line 1"),
+        ("deccomma1.csv", "its first line has , and ;; which is the delimiter is unclear"),
+        ("deccomma2.csv", "its first line has , and ;; which is the delimiter is unclear"),
+        ("traildelim.csv", "line 2 has no label.*a delimiter at the end of a line starts another column"),
+        ("sep.csv", "line 2: 3 columns, but line 1 has 2"),
         ("numhead.csv", "line 1: 0, 1, species may be a header. Give --header yes or no"),
     ],
 )
@@ -84,8 +84,11 @@ def test_small_inputs_are_refused_with_the_reason(case, name, message):
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("floatlab.csv", "40 labels are 3 different numbers, whole but not written so, so they are numbers to predict"),
-        ("many.csv", "600 labels are 150 different whole numbers, more than 100, so they are numbers to predict"),
+        (
+            "floatlab.csv",
+            "40 labels have 3 different numbers, whole but written with decimals, so they are numbers to predict",
+        ),
+        ("many.csv", "600 labels have 150 different whole numbers, more than 100, so they are numbers to predict"),
     ],
 )
 def test_numbers_to_predict_are_said_to_be_such(case, name, reason):
@@ -111,11 +114,11 @@ def test_labels_that_are_numbers(table):
         return "".join(note.text for note in report.assumed if note.option in ("--task", "")), data
 
     text, data = reason(range(25))
-    assert "25 labels are 25 different whole numbers, at most 100, so they are classes" in text
+    assert "25 labels have 25 different whole numbers, at most 100, so they are classes" in text
     text, data = reason(["7", "07", "8"] * 5)
     assert data.classes == ("7", "8")
     text, data = reason(["1", "2", "n/a"] * 5)
-    assert "5 of 15 labels are no numbers, as 'n/a', so all are classes" in text
+    assert "5 of 15 labels are not numbers (such as 'n/a'), so all are classes" in text
     large = [str(2**53 + n) for n in range(120)] * 2
     assert reason(large, task="classification")[1].outputs == 120
     assert reason([f"{2**70 + n}" for n in range(3)] * 5)[1].outputs == 3
@@ -142,7 +145,7 @@ def test_the_delimiter_is_decided_and_said(table, text, delimiter):
 
 @pytest.mark.parametrize("text", ["1,2,x;y\n3,4,z\n", '"a;b",c,label\n1,2,x\n3,4,y\n', "\t;\n\n"])
 def test_a_delimiter_that_is_not_clear_is_asked_for(table, text):
-    with pytest.raises(DataError, match="in.csv: its first line has .* Say which with --delimiter"):
+    with pytest.raises(DataError, match="in.csv: its first line has .* Set --delimiter"):
         prepared(table(text))
     if "1" in text:
         assert prepared(table(text), delimiter=",", header=text[0] != "1")[0].features == 2
@@ -151,7 +154,7 @@ def test_a_delimiter_that_is_not_clear_is_asked_for(table, text):
 def test_other_delimiters_are_read_when_given(table):
     rows = [[1, 2, "x"], [3, 4, "y"]] * 5
     path = table("\n".join("|".join(map(str, row)) for row in rows))
-    with pytest.raises(DataError, match="the first line has 1 column.*Give --delimiter"):
+    with pytest.raises(DataError, match="the first line has 1 column.*Set --delimiter"):
         prepared(path)
     report, data, x = prepared(path, delimiter="|")
     assert data.classes == ("x", "y") and sorted({*map(tuple, x)}) == [(1, 2), (3, 4)]
@@ -160,14 +163,14 @@ def test_other_delimiters_are_read_when_given(table):
 
 @pytest.mark.parametrize("delimiter", ["", "a", "\n", "::", '"', "space"])
 def test_a_delimiter_that_cannot_be_one_is_refused(table, delimiter):
-    with pytest.raises(ConfigError, match="cannot be one"):
+    with pytest.raises(ConfigError, match="is invalid"):
         prepared(table("1,2,x\n"), delimiter=delimiter)
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, not the 3 of line 1. A delimiter at a line's end"),
+        ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, but line 1 has 3. A delimiter at the end of a line"),
         ("1,2,x,\n3,4,y,\n", "line 1: 'x' is not a number, but others are"),
         ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', "'0,5' is not a number.*decimal point"),
         ("a,a,b\n1,2,x\n", "several columns are called 'a'"),
@@ -270,7 +273,7 @@ def test_columns_have_the_order_of_training(table, text, options):
     [
         ("a,c\n1,2\n", {}, "feature 1 is 'c', but 'b' in the training data"),
         ("id,a,b\n1,1,2\n", {}, "feature 0 is 'id', but 'a' in"),
-        ("1,2\n", {}, "feature 0 is '1'.*--header no takes a table without a header"),
+        ("1,2\n", {}, "feature 0 is '1'.*--header no reads a table without a header"),
         ("a;b\n1;2\n", {}, "'1;2' is not a number"),
         ("a,b,b\n1,2,3\n", {}, "feature 2 is 'b', but without a name"),
         ("c,d\n1,2\n", {"reading": BARE}, "'c' is not a number.*--header yes"),

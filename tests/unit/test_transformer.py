@@ -135,7 +135,7 @@ def test_it_is_as_large_as_its_formula_says():
         ({"norm": "batch"}, "norm = 'batch' must be rms or layer"),
         ({"positions": "none"}, "positions = 'none' must be rotary or learnt"),
         ({"feed_forward": "relu"}, "feed_forward = 'relu' must be swiglu or gelu"),
-        ({"heads": []}, "need a number each, at least"),
+        ({"heads": []}, "each need at least one number"),
         ({"head_dim": 5}, "head_dim = 5 must be even with rotary positions"),
         ({"depth": 5}, "unknown setting model.depth"),
     ],
@@ -147,10 +147,10 @@ def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
 
 
 def test_text_is_not_for_an_mlp():
-    with pytest.raises(ConfigError, match="model.name = 'mlp' takes numbers, and these data are text"):
+    with pytest.raises(ConfigError, match="model.name = 'mlp' takes numbers, but these data are text"):
         architecture(WINDOW, WORDS, NEXT_TOKEN, Run().model)
 
 
 def test_images_are_no_text():
-    with pytest.raises(ConfigError, match=r"examples of shape \(3, 8, 8\) are no windows of tokens"):
+    with pytest.raises(ConfigError, match=r"examples of shape \(3, 8, 8\) are not windows of tokens"):
         user_network("transformer", (3, 8, 8), 10, SMALL).build()

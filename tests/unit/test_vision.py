@@ -158,10 +158,10 @@ def test_resnet18_has_the_published_size():
     [
         ("vgg", IMAGE, {"layers": 12}, "layers = 12 must be one of 11, 13, 16"),
         ("vgg", IMAGE, {"channels": [8, 8]}, "must be 5 numbers, one for each section"),
-        ("vgg", (64,), {}, r"examples of shape \(64,\) are no images"),
-        ("resnet", IMAGE, {"blocks": [1]}, "must be equally many"),
+        ("vgg", (64,), {}, r"examples of shape \(64,\) are not images"),
+        ("resnet", IMAGE, {"blocks": [1]}, "must have the same length"),
         ("resnet", IMAGE, {"stem": 5}, "stem = 5 must be 3 or 7"),
-        ("resnet", (7,), {}, "are no images"),
+        ("resnet", (7,), {}, "are not images"),
         ("resnet", IMAGE, {"exits": [4]}, r"exits = \[4\] must be sections from 1 to 3"),
         ("resnet", IMAGE, {"exits": [2, 1]}, r"exits = \[2, 1\] must be sections from 1 to 3, each once and in order"),
         ("vgg", IMAGE, {"exits": [0]}, r"exits = \[0\] must be sections from 1 to 5"),
