@@ -14,7 +14,7 @@ def test_a_comparison_leaves_runs_tables_and_pictures(mpirun, tmp_path):
     command = ["istmpi", "compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", out]
     result = mpirun(2, *command, "--targets", "0.2,0.999")
     assert result.returncode == 0, result.stderr
-    for text in ("Training time to a score", "not reached", "final accuracy", "Where the time went", "1/6 ist"):
+    for text in ("Training time to a score", "not reached", "final accuracy", "Time by phase", "1/6 ist"):
         assert text in result.stdout
     names = [f"{name}-{seed}" for name in ("data-parallel", "ist", "local-sgd") for seed in (0, 1)]
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == names
@@ -36,7 +36,7 @@ def test_a_comparison_leaves_runs_tables_and_pictures(mpirun, tmp_path):
     examples = {tuple(line["examples"] for line in lines(out / name)) for name in names}
     assert examples == {tuple(2 * 3 * 16 * round for round in range(1, 7))}
     again = mpirun(2, *command, "--targets", "0.2")
-    assert again.returncode == 0 and again.stdout.count("is finished already") == 6
+    assert again.returncode == 0 and again.stdout.count("is already finished") == 6
 
 
 def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpirun, tmp_path):
@@ -47,13 +47,13 @@ def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpir
     os.kill(job.ranks[1], signal.SIGUSR1)
     result = job.end(30)
     assert result.returncode == 75
-    assert f"stopped by SIGUSR1 at local-sgd-0; what is done is saved in {out}. The same command" in result.stderr
+    assert f"stopped by SIGUSR1 at local-sgd-0; finished work is saved in {out}. Run the same command" in result.stderr
     assert not (out / "local-sgd-0" / "summary.json").exists()
     finished = (out / "ist-0" / "metrics.jsonl").read_bytes()
     done = len(lines(out / "local-sgd-0"))
     again = mpirun(2, *command)
     assert again.returncode == 0, again.stderr
-    assert "ist-0 is finished already" in again.stdout and "resuming from" in again.stdout
+    assert "ist-0 is already finished" in again.stdout and "resuming from" in again.stdout
     assert (out / "ist-0" / "metrics.jsonl").read_bytes() == finished
     assert [line["round"] for line in lines(out / "local-sgd-0")] == list(range(1, 301)) and done < 300
 

@@ -54,4 +54,4 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_trained(tmp_path):
 def test_under_mpirun_it_is_refused(mpirun):
     done = mpirun(2, "istmpi", "demo")
     assert done.returncode == 2
-    assert done.errors == ["istmpi: istmpi demo starts its ranks itself: call it without mpirun."]
+    assert done.errors == ["istmpi: istmpi demo starts its ranks itself: run it without mpirun."]

@@ -34,7 +34,7 @@ def test_a_rank_that_says_nothing_is_named(mpirun, tmp_path):
     )
     result = mpirun(3, "python", "-c", program, timeout=50)
     assert result.returncode != 0
-    assert "rank 0 hears nothing from rank 1; rank 2 hears nothing from rank 1" in result.stdout, result.stderr
+    assert "rank 0 receives nothing from rank 1; rank 2 receives nothing from rank 1" in result.stdout, result.stderr
 
 
 @pytest.mark.skipif(

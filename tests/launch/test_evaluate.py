@@ -28,7 +28,7 @@ def test_a_network_is_evaluated_on_any_number_of_ranks_and_exported_once(mpirun,
 def test_a_refusal_is_told_once(mpirun, tmp_path):
     result = mpirun(3, "istmpi", "evaluate", tmp_path / "nowhere.h5")
     assert result.returncode == 2
-    assert result.errors == [f"istmpi: {tmp_path / 'nowhere.h5'}: there is no such file."]
+    assert result.errors == [f"istmpi: {tmp_path / 'nowhere.h5'} does not exist."]
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_what_one_process_does_waits_for_nobody_when_it_fails(mpirun, command):
     result = mpirun(2, "istmpi", *command, timeout=30)
     assert result.returncode == 2
     said = result.errors
-    assert said == ["istmpi: nowhere.h5: there is no such file."]
+    assert said == ["istmpi: nowhere.h5 does not exist."]

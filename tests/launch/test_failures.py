@@ -55,11 +55,11 @@ WAYS = {
     "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
     "aborts in C": ("if failing: os.abort()", ""),
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
-    "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program by SystemExit (0)"),
-    "SystemExit without a code": ("if failing: raise SystemExit", "ends the program by SystemExit"),
-    "exit without a code": ("if failing: exit()", "ends the program by SystemExit"),
-    "os._exit as if all were done": ("if failing: os._exit(0)", "ends the program by os._exit (0)"),
-    "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program by SystemExit (256)"),
+    "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program with SystemExit (0)"),
+    "SystemExit without a code": ("if failing: raise SystemExit", "ends the program with SystemExit"),
+    "exit without a code": ("if failing: exit()", "ends the program with SystemExit"),
+    "os._exit as if all were done": ("if failing: os._exit(0)", "ends the program with os._exit (0)"),
+    "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program with SystemExit (256)"),
 }
 
 
@@ -104,8 +104,8 @@ def test_a_forward_that_leaves_as_if_all_were_done_is_an_error(mpirun, tmp_path,
     of_rank = f"rank {ranks - 1}: " if ranks > 1 else ""
     assert result.returncode == 1
     assert result.errors == [
-        f"istmpi: {of_rank}{tmp_path}/net.py, line 17, ends the program by SystemExit (0) before its work is done. Let "
-        f"it return, or raise an error that says why."
+        f"istmpi: {of_rank}{tmp_path}/net.py, line 17, ends the program with SystemExit (0) before its work is done. "
+        f"Return, or raise an error with the reason."
     ]
 
 
@@ -155,7 +155,7 @@ def test_a_rank_that_misses_another_says_so_and_leaves_the_word_to_the_launcher(
     result = job(3, body)
     assert result.returncode in (9, 128 + 9), result
     assert "Traceback" not in result.stderr, result.stderr
-    assert all(": a rank is gone: the connection to it broke (" in line for line in result.errors), result.stderr
+    assert all(": a rank is gone: its connection broke (" in line for line in result.errors), result.stderr
 
 
 SCRIPT_WAYS = {

@@ -101,7 +101,7 @@ def loggers_that_cannot_write_are_switched_off(mpirun, command, out):
     assert result.returncode == 0, result.stderr
     said = [line for line in result.stdout.splitlines() if "switched off" in line]
     (line,) = said
-    assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run goes on."), line
+    assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run continues."), line
     assert [line["round"] for line in lines(out)] == [1, 2, 3, 4, 5, 6, 7]
 
 

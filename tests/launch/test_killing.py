@@ -171,7 +171,7 @@ def test_a_full_disk_loses_nothing(mpirun, tmp_path, how):
         assert full.returncode == 74, full
         why = "cannot be written (No space left on device)" if "direct" in " ".join(how) else "MB are free there"
         assert why in full.stderr and why in full.stdout
-        said = full.stdout.count("The run continues; older ones are untouched.")
+        said = full.stdout.count("The run continues; older checkpoints are untouched.")
         assert said == 2 and "failure 3 in a row" in full.stderr, full.stdout
         assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["round-00000002.h5"]
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)

@@ -34,7 +34,7 @@ def test_from_training_to_an_exported_network(mpirun, tmp_path):
     result = mpirun(2, "istmpi", "evaluate", network, *model)
     assert result.returncode == 2
     assert result.errors == [
-        f"istmpi: {network} was trained on code, run only when you name it: give --data {FILE}:pairs."
+        f"istmpi: {network} was trained on data from code, which runs only with --data {FILE}:pairs."
     ]
     assert mpirun(1, "istmpi", "export", network, "--to", "torch", *model).returncode == 0
     plain = own_data.Two()

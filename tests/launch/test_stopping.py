@@ -112,11 +112,11 @@ def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_pa
     wait_for_rounds(folder, 3, job)
     beside = mpirun(1, *command)
     assert beside.returncode == 2 and len(beside.errors) == 1, beside.stderr
-    assert f"--out {folder}: another run is at work there, process {job.ranks[0]} on host" in beside.stderr
+    assert f"--out {folder}is used by another run, process {job.ranks[0]} on host" in beside.stderr
     (folder / "STOP").touch()
     result = job.end(20)
     assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr
-    assert f"Remove {folder}/STOP; then the same command" in result.stderr
+    assert f"Remove {folder}/STOP and run the same command" in result.stderr
     rounds, steps = reached(folder)
     # For another number of ranks a round is over that one of these was through with; nobody knows its loss.
     done = rounds + (steps == LOCAL_STEPS)
@@ -134,7 +134,7 @@ def test_the_end_of_the_jobs_time_stops_the_run(mpirun, tmp_path):
     ends = {"SLURM_JOB_END_TIME": str(int(time.time()) + 66)}
     command = ["istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1"]
     result = mpirun(2, *command, env=ends)
-    assert result.returncode == 75 and "stopped by the end of the job's time" in result.stderr
+    assert result.returncode == 75 and "stopped by the job's time limit" in result.stderr
 
 
 @pytest.mark.parametrize("answer, code", [("date -d '+1 minute' +%Y-%m-%dT%H:%M:%S", 75), ("exit 1", 2)])
@@ -151,7 +151,7 @@ def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
     result = mpirun(2, "python", "-c", slurm, *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
     assert result.returncode == code, result
     said = result.errors
-    assert len(said) == 1 and ("the end of the job's time" if code == 75 else "squeue --noheader --jobs 7") in said[0]
+    assert len(said) == 1 and ("the job's time limit" if code == 75 else "squeue --noheader --jobs 7") in said[0]
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
@@ -190,9 +190,9 @@ def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path)
     )
     result = mpirun(1, *here, ":", "-n", "1", *there, timeout=30)
     assert result.returncode == 2, result
-    assert "rank 1: run/network.h5: there is no such file. Passed over." in result.stdout
+    assert "rank 1: run/network.h5 does not exist. Skipped." in result.stdout
     said = result.errors
     assert said == [
-        "istmpi: run: it has checkpoints, but none of them is valid on every rank. "
+        "istmpi: run: no checkpoint in it is valid on every rank. "
         "Let all ranks see them, remove them, or give another --out."
     ]

@@ -66,7 +66,11 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     result = job.end(20 * PATIENCE)
     assert result.returncode == STUCK, result
     (last,) = result.errors
-    assert "rank 1 on " in last and "its process answers and has not got on for" in last and "in compute, round" in last
+    assert (
+        "rank 1 on " in last
+        and "its process answers but has made no progress for" in last
+        and "in compute, round" in last
+    )
     stack = (folder / "stacks" / "rank1.txt").read_text()
     assert any(f'File "{network}"' in line and line.endswith(" in forward") for line in stack.splitlines()), stack
     assert len(lines(folder)) > len(before)
@@ -97,8 +101,8 @@ def test_a_rank_that_stops_while_ranks_load_is_named_and_ends_the_job(start, tmp
     result = loading(start, tmp_path, "torch").end(90)
     assert result.returncode == STUCK, result
     first, last = result.errors
-    assert re.match(r"istmpi: rank 1 on .* is waited for in setting up .* its process is stopped \(kill -CONT", first)
-    assert "rank 1 on " in last and "Nothing is trained yet: start the same command again." in last
+    assert re.match(r"istmpi: waiting for rank 1 on .* in setting up .* its process is stopped \(kill -CONT", first)
+    assert "rank 1 on " in last and "Training had not begun: run the same command again." in last
 
 
 def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_woken(start, tmp_path):
@@ -126,7 +130,7 @@ def test_a_stop_that_is_asked_for_does_not_wait_for_a_stopped_rank(start, tmp_pa
     result = job.end(45)
     assert result.returncode == STUCK, result
     (last,) = result.errors
-    assert f"and a stop was asked for by the file {folder / 'STOP'}: rank 1 on " in last, result
+    assert f"(stop requested by the file {folder / 'STOP'}), a rank does not respond: rank 1 on " in last, result
     assert f"its process is stopped (kill -CONT {stopped} wakes it)" in last and "--resume auto" in last
     assert gone(stopped)
 

@@ -116,7 +116,7 @@ def test_a_file_for_each_rank(mpirun, tmp_path, data):
 
 BAD = {
     "the folder is not empty": ["--out", "used"],
-    "hidden1 has 2 units but the run has 3 ranks": ["--hidden", "2"],
+    "hidden1 has 2 units, but the run has 3 ranks": ["--hidden", "2"],
     "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
     "site-0.npz does not exist": ["--data", "site-{rank}.npz"],
 }
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp
     result = mpirun(2, "istmpi", "train", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
     assert result.returncode == 3
     assert "rank 0: the loss is no longer finite in round 1, local step 2" in result.stderr
-    assert f"They are in {tmp_path / 'run' / 'network.h5'}." in result.stderr
+    assert f"They are saved in {tmp_path / 'run' / 'network.h5'}." in result.stderr
     with h5py.File(tmp_path / "run" / "network.h5") as file:
         assert file.attrs["round"] == 0
         assert np.isfinite(file["model/hidden1.linear.weight"][...]).all()

@@ -145,7 +145,7 @@ def test_more_ranks_than_units_are_refused_by_name(comm):
     "settings, says",
     [
         ({"method__partition": ["hiden1"]}, "hiden1"),
-        ({"method__shares": [1.0] * 9}, "shares has 9 numbers but the run has"),
+        ({"method__shares": [1.0] * 9}, "shares has 9 numbers, but the run has"),
         ({"method__name": "istt"}, r"method.name = 'istt' is not known; did you mean ist\?"),
         ({"method__finish": "istt:10%", "train__rounds": 1}, r"method.finish = 'istt' is not known; did you mean ist"),
         ({"model__name": "mpl"}, r"did you mean mlp\?"),

@@ -129,7 +129,9 @@ def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, c
         comparison.folder.mkdir(parents=True)
         (comparison.folder / "comparison.json").write_text(json.dumps({"ranks": comm.size}))
         (comparison.folder / "STOP").touch()
-    with pytest.raises(StoppedError, match=r"^stopped by the file .* Remove .*STOP; then the same command resumes it"):
+    with pytest.raises(
+        StoppedError, match=r"^stopped by the file .* Remove .*STOP and run the same command to continue"
+    ):
         comparison.run_training()
     comm.barrier()
     if comm.rank == 0:
@@ -259,11 +261,11 @@ def test_a_folder_of_something_else_is_left_alone(compared, shared_tmp, comm):
     comm.barrier()
     if comm.rank == 0:
         record.write_text(json.dumps({"ranks": 77}))
-    with pytest.raises(ConfigError, match=f"it has runs of 77 ranks, this job has {comm.size}"):
+    with pytest.raises(ConfigError, match=f"it has runs of 77 ranks, but this job has {comm.size}"):
         compared(["ist"])
     if comm.rank == 0:
         record.unlink()
-    with pytest.raises(ConfigError, match="not empty and not a comparison's"):
+    with pytest.raises(ConfigError, match="not empty and holds no comparison"):
         compared(["ist"])
 
 

@@ -231,7 +231,7 @@ def test_a_round_that_diverges_is_gone_back_from_whatever_has_left_by_then(comm,
     "changed, named",
     [
         ({"method__outer_momentum": 0.5}, "an outer step (outer_lr, outer_momentum)"),
-        ({"method__partition": []}, "a network of which nothing is dealt out (method.partition)"),
+        ({"method__partition": []}, "a network without dealt units (method.partition)"),
     ],
 )
 def test_what_does_not_stay_with_its_holders_cannot_leave_early(comm, changed, named):

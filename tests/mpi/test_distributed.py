@@ -137,7 +137,7 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
 def test_a_program_ends_its_rounds_early(comm, shared_tmp):
     job, batches = distributed(comm, lr=0.1), Training(run_of({}), comm).batches
     loop(job, batches, 4, folder=shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
-    assert (job.summary.last.round, job.summary.ended) == (2, "the program ended it")
+    assert (job.summary.last.round, job.summary.ended) == (2, "ended by the program")
     more = distributed(comm, lr=0.1)
     assert loop(more, batches, 4, folder=shared_tmp / "run", resume="auto") == 3
     whole_run = distributed(comm, lr=0.1)
@@ -161,7 +161,7 @@ def test_a_break_out_of_the_rounds_is_told_what_it_loses(comm, shared_tmp):
         break
     comm.barrier()
     if comm.rank == 0:
-        assert watch.notes == ["left in round 1, which is not saved. job.end() ends rounds early."]
+        assert watch.notes == ["the program left round 1, which is not saved. End rounds early with job.end()."]
 
 
 class Digits(Dataset):
@@ -213,7 +213,7 @@ def test_a_loader_that_gives_all_ranks_the_same_batches_is_noticed(comm, shared_
         for x in round.take(loader, local=local):
             round.step(round.module(x, x).square().mean() * 1e-6)
     if comm.rank == 0:
-        warning = "list: all ranks got the same first batch, so that each learns what the others do. Let it depend on"
+        warning = "list gives all ranks the same first batch. Make it depend on"
         assert sum(note.startswith(warning) for note in watch.notes) == warned
 
 
@@ -656,7 +656,7 @@ def raises(round, batches, job):
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside of a round"),
         (ends, DataError, "the loader, list, has no batch on this rank"),
-        (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are not known"),
+        (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
     ],
 )
@@ -737,16 +737,16 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
     "settings, message",
     [
         ({"local_stepz": 3}, "unknown argument local_stepz; did you mean local_steps"),
-        ({"init": "absent"}, "init = 'absent': there is no such file or folder"),
+        ({"init": "absent"}, "init = 'absent' does not exist"),
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
-        ({"optimizer": lambda parameters: None}, "optimizer is NoneType, which is no torch.optim.Optimizer"),
-        ({"optimizer": torch.optim.LBFGS}, "optimizer takes no step on gradients alone"),
+        ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.LBFGS}, "optimizer cannot step with gradients alone"),
         (
             {"optimizer": torch.optim.NAdam, "optimizer_state": "carry"},
-            "cannot be kept from round to round: mu_product",
+            "cannot be kept between rounds: mu_product",
         ),
-        ({"scale": "fitted"}, "needs the loss of a run's data"),
+        ({"scale": "fitted"}, "needs a run's loss"),
         ({"method": "codistillation"}, "codistillation"),
     ],
 )

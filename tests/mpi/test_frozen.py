@@ -82,7 +82,7 @@ def test_frozen_weights_that_a_constructor_makes_otherwise_are_refused_when_resu
     try:
         Valued.value = 2.0
         comm.barrier()
-        with pytest.raises(ConfigError, match="network.h5: the frozen weights .* are others than in that run"):
+        with pytest.raises(ConfigError, match="network.h5: the frozen weights .* differ from that run's"):
             train(job_of(comm, Valued), shared_tmp / "run", 2, resume="auto")
     finally:
         comm.barrier()
@@ -126,11 +126,11 @@ def failing():
 @pytest.mark.parametrize(
     "function, kind, message",
     [
-        (failing, DataError, "OSError: the disk is gone. It must yield pairs of a name and a tensor."),
+        (failing, DataError, "OSError: the disk is gone. It must yield (name, tensor) pairs."),
         (lambda: ["trunk.weight"], DataError, "ValueError: too many values to unpack"),
         (lambda: [("head.bias", X)], ConfigError, r"yields head.bias \(6, 5\); the network takes nothing of this name"),
         (lambda: [("last.bias", X[0])], ConfigError, r"yields last.bias \(5,\); the network takes \(1,\)"),
-        (lambda: [("last.bias", X[0, :1] / 0)], ConfigError, "of finite numbers"),
+        (lambda: [("last.bias", X[0, :1] / 0)], ConfigError, ", finite."),
         (f"{__file__}:missing", ConfigError, "there is no function missing"),
     ],
 )

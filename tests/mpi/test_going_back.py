@@ -161,7 +161,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
     finally:
         threading.stack_size(usual)
     assert early.background == bool(threads) and not late.background
-    assert len(warnings) == early.background and all("no thread for checkpoints" in text for text in warnings)
+    assert len(warnings) == early.background and all("cannot start the checkpoint thread" in text for text in warnings)
     assert names(shared_tmp / "early" / "checkpoints")[0] == [0, 1, 2, 3] and names(
         shared_tmp / "late" / "checkpoints"
     )[0] == [0]

@@ -37,6 +37,6 @@ def test_a_file_that_fits_nothing_ends_the_run_before_it_begins(comm, shared_tmp
     run = small_run(
         model__hidden=[3, 5], train__init=str(shared_tmp / "wide/network.h5"), output__folder=str(shared_tmp / "narrow")
     )
-    with pytest.raises(ConfigError, match="nothing in it fits the network: of another shape, not taken: hidden1"):
+    with pytest.raises(ConfigError, match="no parameter in it fits the network: wrong shape, ignored: hidden1"):
         run_training(run, comm)
     assert not (shared_tmp / "narrow").exists()

@@ -70,7 +70,7 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     [
         ({"method__finish": "local-sgd:10%"}, "method.finish = 'local-sgd:10%' does not go with fedavg"),
         ({"method__name": "ist", "method__finish": "fedavg:10%"}, "'fedavg:10%' does not go with fedavg"),
-        ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one of a rank's 1437 examples"),
+        ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one example (of 1437)"),
         (
             {"train__batch": 1436, "model__norm": "layer", "model__output_norm": True},
             "1437 examples, too few for model.output_norm = true.",
@@ -247,7 +247,7 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
     [
         (
             "local-sgd",
-            "method.finish = 'local-sgd' must be a method and its share of the rounds, as in 'local-sgd:10%'.",
+            "method.finish = 'local-sgd' must be a method and its share of the rounds, such as 'local-sgd:10%'.",
         ),
         ("local-sgd:0%", "must be a method and its share"),
         ("local-sgd:100%", "must be a method and its share"),

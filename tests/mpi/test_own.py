@@ -127,7 +127,7 @@ def test_a_group_can_be_left_out_of_the_deal(comm):
     assert dict(training.store.scale) == {"channels1": 1 / comm.size}
     if comm.size > 1:
         assert training.method.subnet._lengths["channels1"] < 7
-    with pytest.raises(ConfigError, match="chanels1 is no unit group of this model; did you mean channels1"):
+    with pytest.raises(ConfigError, match="chanels1 is not a unit group of this model; did you mean channels1"):
         Training(own_run(**CONVOLUTIONAL, method__partition=["chanels1"]), comm)
 
 
@@ -208,7 +208,7 @@ def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, 
     training, progress = own_trained(comm, **settings)
     commit(path, *training.state(calibrated=True), "direct", comm)
     assert evaluate(path, comm).score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
-    with pytest.raises(ConfigError, match="is istmpi's own; leave --model out"):
+    with pytest.raises(ConfigError, match="is built in; leave --model out"):
         evaluate(path, comm, model="istmpi.models.resnet:ResNet")
     again = Training(training.run, comm)
     assert again.resume(path) == []

@@ -127,16 +127,16 @@ BAD_DATA = {
     "missing": "there is no function missing",
     "wrong": "there is no function wrong",
     "failing": "it fails: OSError: the disk is gone",
-    "list_of_three": "it returns [1, 2, 3], not (train, test) or a dict of",
+    "list_of_three": "it returns [1, 2, 3] instead of (train, test) or a dict of",
     "nothing": "train is NoneType, without __len__ or __getitem__",
-    "without_len": "A loader or an iterable data set goes into a loop of your own, istmpi.Distributed.",
+    "without_len": "Use a loader or an iterable data set in your own loop: istmpi.Distributed.",
     "iterable": "train is Stream, without",
     "empty": "train is empty; it needs at least one example",
     "bare": "train has examples that are neither (inputs, target) nor dicts",
-    "of_other_shapes": "train example 1 does not go into a batch with example 0: RuntimeError",
+    "of_other_shapes": "train example 1 cannot be batched with example 0: RuntimeError",
     "unlabelled": "train has class 10; there are 10, numbered from 0",
     "flags": "has targets of torch.bool; only integers and floats have a loss by default",
-    "pairs": "has examples with the entries left, right, label; they go by name to the forward of a network",
+    "pairs": "has examples with entries left, right, label, which are passed by name to your network's forward",
 }
 
 
@@ -153,7 +153,7 @@ BAD_FUNCTIONS = {
     "ManyLosses": "loss returns a value of shape (8,); it must return one number",
     "Detached": "loss needs no gradient",
     "ManyScores": "score returns a value of shape (",
-    "WithSelf": "loss must take (outputs, batch) and nothing else; in a class make it a @staticmethod",
+    "WithSelf": "loss must take exactly (outputs, batch); in a class make it a @staticmethod",
     "FailingLoss": "loss fails: IndexError",
 }
 

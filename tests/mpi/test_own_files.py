@@ -45,8 +45,8 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
 
     write(comm, file, source + "# a remark\n")
     again = Training(own_run(**settings), comm)
-    assert again.resume(path) == [f"the source of {file}:Net, whose parameters are as they were"]
-    assert "has changed since it was trained" in evaluate(path, comm, model=f"{file}:Net").note
+    assert again.resume(path) == [f"the source of {file}:Net, with unchanged parameters"]
+    assert "has changed since training" in evaluate(path, comm, model=f"{file}:Net").note
 
     moved = shared_tmp / "elsewhere" / "renamed.py"
     write(comm, moved, source)
@@ -57,7 +57,7 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
     for text, kind in ((source + "# a remark\n", "Net"), (source.replace("class Net", "class Other"), "Other")):
         write(comm, moved, text)
         other = Training(own_run(**settings | {"model__name": f"{moved}:{kind}"}), comm)
-        with pytest.raises(ConfigError, match="is of another run: model.name = .* there, .* here"):
+        with pytest.raises(ConfigError, match="belongs to another run: model.name = .* there, .* here"):
             other.resume(path)
 
     write(
@@ -127,9 +127,12 @@ def write(comm, file, text):
             "train.batch = 1 with the batch normalisation hidden1.norm",
         ),
         ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
-        ({"model__name": "nowhere.py:Net"}, "there is no file nowhere.py"),
+        ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
         ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),
-        ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward makes nan of the first training exam"),
+        (
+            {"model__name": f"{FILE}:Faulty", "model__what": "logarithm"},
+            "forward gives nan for the first training exam",
+        ),
         (
             {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
             "hidden cannot be dealt out: permuting",
@@ -152,7 +155,7 @@ def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypa
     (tmp_path / "net.py").write_text(f"from networks import Steps\n\n\nclass Net(Steps):\n    pass\n{remark}")
     with pytest.raises(ConfigError) as refused:
         Training(own_run(model__name="net.py:Net"), comm)
-    same = "its file, or one that it imports, is another one on rank 1 than on rank 0. Give all ranks the same files."
+    same = "its file, or a file that it imports, differs on rank 1 and rank 0. Give all ranks the same files."
     assert refused.value.everywhere and str(refused.value) == f"net.py:Net: {same}"
 
 
@@ -205,8 +208,8 @@ def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monke
         with pytest.raises(ConfigError) as refused:
             Training(own_run(**settings), comm)
         assert refused.value.everywhere and str(refused.value) == (
-            f"{path}:Net: its forward makes something else of the same examples and weights on rank 1 than on rank 0. "
-            "It must compute the same on all."
+            f"{path}:Net: its forward gives other outputs for the same examples and weights on rank 1 and rank 0. "
+            "Make it compute the same on all ranks."
         )
     comm.barrier()
 

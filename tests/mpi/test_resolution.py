@@ -145,7 +145,7 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
         right = CalibratedNetwork(checkpoint, model=name)(x).argmax(1) == labels
         assert CalibratedNetwork(checkpoint, "digits", name)(x[:1]).shape == (1, 10)
     assert right.mean() == pytest.approx(result.score.score)
-    with pytest.raises(ConfigError, match="was saved while images of side 4 were trained on"):
+    with pytest.raises(ConfigError, match="was saved while training on images of side 4"):
         export(path, "npz", model=name)
     other = Training(own_run(**CONVOLUTIONAL | {"train__rounds": 4}), comm)
     with pytest.raises(ConfigError, match="train.resolution = .* there"):

@@ -137,5 +137,5 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank(comm, shared_tmp):
     with pytest.raises(DataError, match=message) as refused:
         evaluate(path, comm)
     assert refused.value.everywhere
-    with pytest.raises(DataError, match="nowhere.h5: there is no such file"):
+    with pytest.raises(DataError, match="nowhere.h5 does not exist"):
         evaluate(shared_tmp / "nowhere.h5", comm)

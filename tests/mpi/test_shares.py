@@ -143,9 +143,9 @@ def test_ranks_that_are_as_fast_change_no_bit(comm, measured):
 @pytest.mark.parametrize(
     "settings, says",
     [
-        ({"method__name": "local-sgd"}, "local-sgd, which deals out nothing"),
-        ({"method__name": "fedavg", "train__batch": 300}, "fedavg, which deals out nothing"),
-        ({"method__partition": []}, "ist, which deals out nothing"),
+        ({"method__name": "local-sgd"}, "local-sgd, which deals out no units"),
+        ({"method__name": "fedavg", "train__batch": 300}, "fedavg, which deals out no units"),
+        ({"method__partition": []}, "ist, which deals out no units"),
         ({"method__shares": "nowhere.jsonl"}, "nowhere.jsonl.*no such file"),
     ],
 )

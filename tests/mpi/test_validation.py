@@ -65,7 +65,7 @@ def test_training_ends_where_nothing_gets_better(comm, shared_tmp):
     summary, _ = ran(comm, shared_tmp / "whole", **still)
     assert summary.last.round == 4  # the first evaluation is the best, three are not better
     assert summary.ended == (
-        "no better accuracy on the validation split in 3 evaluations (train.patience), the best after round 1"
+        "no better accuracy on the validation split in 3 evaluations (train.patience); the best was after round 1"
     )
     assert summary.last.score and summary.last.validation
     assert comm.allgather(summary.last.round) == [4] * comm.size
@@ -109,7 +109,7 @@ def test_the_best_begins_anew_where_its_network_is_gone(comm, shared_tmp):
     summary, said = ran(comm, shared_tmp / "gone", "auto", **{**lively, "train__rounds": 4})
     assert summary.best.round >= 3
     if comm.rank == 0:
-        assert any("the best begins anew" in one for one in said)
+        assert any("the best score starts over" in one for one in said)
 
 
 @pytest.mark.parametrize(

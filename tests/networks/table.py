@@ -12,7 +12,7 @@ OUTPUTS, VOCABULARY = 3, 256
 
 ORDER = "permut"
 """Units are not interchangeable: permuting them changes the outputs."""
-COUNT = "decides which parameters there are"
+COUNT = "changes which parameters exist"
 """It counts modules, of which none adds to its input."""
 JOINED = "an axis of .* has"
 """Its units are interchangeable, but lie beside other numbers on an axis, which is no multiple of them."""

@@ -88,7 +88,7 @@ def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbe
     out = tmp_path / "run"
     job = disturbed(submit, out, "--stop-before-walltime", "9.99")
     job.wait_until(lambda: job.restarts == 1, "the first restart")
-    assert "stopped by the end of the job's time, after 0 of 40 rounds" in job.output
+    assert "stopped by the job's time limit, after 0 of 40 rounds" in job.output
     assert "the run was stopped and saved; queued again, restart 1 of 20" in job.output
     cluster.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
     assert job.end() == "COMPLETED", job.output
@@ -148,8 +148,8 @@ def test_a_job_whose_rank_is_killed_under_mpirun_is_queued_again(submit, tmp_pat
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("nowhere.toml",), "istmpi: run nowhere.toml: neither a file nor a run of istmpi's"),
-        (("digits", "--hidden", "2"), "istmpi: hidden1 has 2 units but the run has 4 ranks"),
+        (("nowhere.toml",), "istmpi: run nowhere.toml is neither a file nor a built-in run"),
+        (("digits", "--hidden", "2"), "istmpi: hidden1 has 2 units, but the run has 4 ranks"),
     ],
 )
 def test_a_job_that_cannot_work_fails_once_before_anything_is_started(submit, arguments, message):
