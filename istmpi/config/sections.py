@@ -23,8 +23,8 @@ class Data:
     source: Annotated[
         str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it stands for the rank's number."
     ] = "digits"
-    scoring: Annotated[str, "FILE.py:function data: FILE.py:Class with loss and score; by default the network's."] = ""
-    ahead: Annotated[Natural, "FILE.py:function data: batches that a thread reads ahead; 0: none."] = 2
+    scoring: Annotated[str, "Data from a function: FILE.py:Class with loss and score; by default the network's."] = ""
+    ahead: Annotated[Natural, "Data from a function: batches that a thread reads ahead; 0: none."] = 2
     placement: Annotated[Literal["shared", "sharded", "by-label", "local"], "Placement of examples on ranks."] = (
         "shared"
     )
@@ -67,8 +67,8 @@ DType = Annotated[Literal["float32", "float64"], "Type of weights and computatio
 
 Scale = Annotated[
     Literal["share", "fitted", "none"],
-    "Full network: factor of sums over dealt units that no batch normalisation follows. It is a subnet's "
-    "share of them, fitted on training examples (results/decoder.md), or none.",
+    "Full network: factor of sums over dealt units that no batch normalisation follows: a subnet's share of these "
+    "units, fitted on training examples (results/decoder.md), or none.",
 ]
 
 

@@ -24,11 +24,12 @@ class Attention(nn.Module):
 
 
 class GAT(nn.Module):
-    """Layers of attention over neighbours, and one convolution over them that makes the logits.
+    """Layers of attention over neighbours, then a convolution over neighbours that makes the logits.
 
-    ``features``: of a node. ``outputs``: the classes. ``heads``: of each layer. ``units``: of each head. ``norm``:
-    normalisation of a layer's units, before their ELU: layer or none. ``dropout``: share of what goes into a layer that
-    a step leaves out. Memory goes with edges times units, of a step and of an evaluation of the whole graph.
+    ``features``: numbers of a node. ``outputs``: classes. ``heads``: heads of each layer. ``units``: units of each
+    head. ``norm``: normalisation of a layer's units before the ELU: layer or none. ``dropout``: fraction of a
+    layer's input that a step drops. Memory grows with edges times units, in a step and in an evaluation of the
+    whole graph.
     """
 
     DEALT = ("heads",)

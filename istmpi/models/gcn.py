@@ -9,10 +9,10 @@ from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
 class GCN(nn.Module):
     """Layers of a product with weights and a convolution over neighbours; the last one makes the logits.
 
-    ``features``: of a node. ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``:
-    normalisation of hidden layers, before their ReLU: layer or none. ``dropout``: share of what goes into a layer that
-    a step leaves out. ``aggregate_first``: whether the first layer's features are summed over neighbours before its
-    product, which is cheaper where there are fewer of them than units.
+    ``features``: numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``:
+    normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction of a layer's input that a
+    step drops. ``aggregate_first``: sum the first layer's features over neighbours before its product; cheaper with
+    fewer features than units.
     """
 
     DEALT = ("hidden",)

@@ -12,17 +12,17 @@ ALIGNED = 16
 
 
 class MoE(Transformer):
-    """A transformer whose layers have a mixture of experts for their feed-forward units.
+    """A transformer with a mixture of experts as the feed-forward units of each layer.
 
-    ``shape``: the tokens of a window. ``outputs``: the vocabulary. ``layers``: the number of layers. ``embed``: the
-    width of the residual stream. ``experts``: experts, a number for each layer, the last of which stands for all
-    further ones; layers with one number are dealt out alike. ``top``: the experts that a token takes, all where a rank
-    holds fewer. ``hidden``: units of an expert, with SwiGLU. ``balance``: the weight of the loss that spreads tokens
-    evenly over experts. ``z``: the weight of the loss that keeps the router's scores small. ``heads``: heads of keys
-    and values, a number for each layer as of experts. ``queries``: queries of each head. ``head_dim``: the length of a
-    query. ``norm``: the normalisation, rms or layer. ``positions``: how places are told, rotary or learnt. ``tied``:
-    whether the logits are made with the embedding's weight. ``dropout``: share of what each layer adds to the stream
-    that a step leaves out.
+    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
+    the residual stream. ``experts``: experts of each layer; the last number also counts for all further layers, and
+    layers with the same number share a deal. ``top``: experts for each token, or all if a rank holds fewer.
+    ``hidden``: SwiGLU units of an expert. ``balance``: weight of the loss that spreads tokens evenly over experts.
+    ``z``: weight of the loss that keeps the router's scores small. ``heads``: heads of keys and values of each
+    layer, as for experts. ``queries``: queries of each head. ``head_dim``: length of a query. ``norm``:
+    normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt. ``tied``: compute the
+    logits with the embedding's weight. ``dropout``: fraction of each layer's addition to the stream that a step
+    drops.
     """
 
     DEALT = ("experts",)

@@ -5,14 +5,14 @@ from torch.nn import functional
 
 
 class ResNet(nn.Module):
-    """A stem, sections of residual blocks, each but the first halving the image, and a linear classifier.
+    """A stem, sections of residual blocks, each except the first halving the image, and a linear classifier.
 
     ``shape``: channels, height, width. ``blocks``: residual blocks of each section. ``channels``: channels of the
-    residual stream in each section. ``inner``: channels inside each section's blocks, which are dealt out (LOFT, arXiv
-    2210.16169): a block's input and output stay whole. ``bottleneck``: whether a block has three convolutions, 1x1,
-    3x3, 1x1, instead of two of 3x3; the stream is usually four times as wide as ``inner`` then. ``stem``: side of the
-    first convolution: 3 for small images; 7 for large ones, with a stride and a pooling. ``exits``: the sections,
-    numbered from 1, behind which another classifier sits; its outputs are returned before the last one's.
+    residual stream in each section. ``inner``: channels inside each section's blocks, which are dealt out (LOFT,
+    arXiv 2210.16169); a block's input and output stay whole. ``bottleneck``: use blocks of three convolutions (1x1,
+    3x3, 1x1) instead of two (3x3); the stream is then usually four times as wide as ``inner``. ``stem``: side of
+    the first convolution: 3 for small images; 7 for large images, with stride and pooling. ``exits``: sections,
+    numbered from 1, that end in another classifier; its outputs come before the last one's.
     """
 
     DEALT = ("inner",)

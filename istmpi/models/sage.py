@@ -7,13 +7,12 @@ from istmpi.models.aggregation import Edges, dropped, multiplied, norm_of
 
 
 class SAGE(nn.Module):
-    """Layers of a product with a node's own numbers and one with the mean of its neighbours'; the last makes logits.
+    """Layers of a product with a node's numbers and a product with the mean of its neighbours'; the last makes logits.
 
-    That is one product with both beside each other: the same units of both are dealt out. ``features``: of a node.
-    ``outputs``: the classes. ``hidden``: the width of each hidden layer. ``norm``: normalisation of hidden layers,
-    before their ReLU: layer or none. ``dropout``: share of what goes into a layer that a step leaves out.
-    ``aggregate_first``: whether the first layer takes the mean of features, not of products with them, which is cheaper
-    where there are fewer of them than units.
+    Both are one product with concatenated inputs, so both deal out the same units. ``features``: numbers of a node.
+    ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``: normalisation of hidden layers before
+    the ReLU: layer or none. ``dropout``: fraction of a layer's input that a step drops. ``aggregate_first``:
+    average the first layer's features over neighbours before its product; cheaper with fewer features than units.
     """
 
     DEALT = ("hidden",)

@@ -13,13 +13,13 @@ EPSILON = 1e-5
 class Transformer(nn.Module):
     """Embedded tokens, layers of attention and feed-forward units that add to the residual stream, logits of the next.
 
-    ``shape``: the tokens of a window. ``outputs``: the vocabulary. ``layers``: the number of layers. ``embed``: the
-    width of the residual stream. ``heads``: heads of keys and values, a number for each layer, the last of which stands
-    for all further ones; layers with one number are dealt out alike. ``queries``: queries of each head. ``head_dim``:
-    the length of a query. ``hidden``: feed-forward units, a number for each layer as of heads. ``norm``: the
-    normalisation, rms or layer. ``positions``: how places are told, rotary or learnt. ``feed_forward``: what
-    feed-forward units are, swiglu or gelu. ``tied``: whether the logits are made with the embedding's weight.
-    ``dropout``: share of what each layer adds to the stream that a step leaves out.
+    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
+    the residual stream. ``heads``: heads of keys and values of each layer; the last number also counts for all
+    further layers, and layers with the same number share a deal. ``queries``: queries of each head. ``head_dim``:
+    length of a query. ``hidden``: feed-forward units of each layer, as for heads. ``norm``: normalisation: rms or
+    layer. ``positions``: encoding of positions: rotary or learnt. ``feed_forward``: feed-forward units: swiglu or
+    gelu. ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction of each layer's addition
+    to the stream that a step drops.
     """
 
     DEALT = ("heads", "hidden")

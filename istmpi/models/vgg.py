@@ -9,13 +9,13 @@ LAYERS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
 
 
 class VGG(nn.Module):
-    """Five sections of 3x3 convolutions, each halved by pooling as long as there is something to halve; dense layers.
+    """Five sections of 3x3 convolutions, each halved by pooling as long as possible, then dense layers.
 
-    The IST paper deals out the dense layers alone (`DEALT`); with ``method.partition = ["channels1", ...]`` a section's
-    channels are dealt out, too. ``shape``: channels, height, width. ``layers``: the layers with weights: 11, 13 or 16.
+    The IST paper deals out only the dense layers (`DEALT`); ``method.partition = ["channels1", ...]`` also deals
+    out a section's channels. ``shape``: channels, height, width. ``layers``: layers with weights: 11, 13 or 16.
     ``channels``: channels of the convolutions of each section. ``dense``: widths of the hidden dense layers.
-    ``dropout``: share of the dense units that a step leaves out. ``exits``: the sections, numbered from 1, behind which
-    another classifier sits, a linear one of each channel's mean; its outputs are returned before the last one's.
+    ``dropout``: fraction of the dense units that a step drops. ``exits``: sections, numbered from 1, that end in
+    another linear classifier, of each channel's mean; its outputs come before the last one's.
     """
 
     DEALT = ("dense",)

@@ -14,10 +14,10 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
 class XC(nn.Module):
     """Each feature has a vector; a row is the sum of its features' vectors, weighted by their values.
 
-    ``features``: columns of a row. ``outputs``: number of labels. ``hidden``: width of each hidden layer, the first
-    of them the vectors' length. ``norm``: normalisation of hidden layers, before their ReLU: batch, layer or
-    none. ``dropout``: share of the hidden units that a step leaves out. ``label_block``: number of labels whose logits
-    are in memory at a time in training; 0 for all.
+    ``features``: columns of a row. ``outputs``: number of labels. ``hidden``: widths of the hidden layers; the
+    first is the length of the vectors. ``norm``: normalisation of hidden layers before the ReLU: batch, layer or
+    none. ``dropout``: fraction of the hidden units that a step drops. ``label_block``: labels whose logits are in
+    memory at a time in training; 0: all.
     """
 
     DEALT = ("hidden",)

@@ -43,8 +43,8 @@ def command(
     istmpi simulate my.toml --ranks 3 --faults 7
     istmpi simulate my.toml --ranks 3 --schedules 100
 
-    The result is that of mpirun -n P, bit for bit, except with --faults. Its seed draws times of calls,
-    the order of messages where MPI leaves it open. It may also stop, slow down or kill a rank; a killed rank
+    The result is that of mpirun -n P, bit for bit, except with --faults. A seed draws the times of calls
+    and the order of messages where MPI leaves it open. It may also stop, slow down or kill a rank; a killed rank
     ends the job with exit code 137.
 
     --schedules N writes no files. Each schedule must end with the bits of the undisturbed run; one with a killed
