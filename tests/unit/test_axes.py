@@ -99,9 +99,9 @@ def test_the_overlap_is_the_intersection(data, length):
     "text, says",
     [
         ("hidden1 (features", "a bracket is not closed"),
-        ("hidden1 features)", "brackets must be matched"),
-        ("((a b) c)", "not nested"),
-        ("a ()", "not empty"),
+        ("hidden1 features)", "brackets must match"),
+        ("((a b) c)", "without nesting"),
+        ("a ()", "or empty pairs"),
         ("a, b", "cannot read ', b'"),
         ("a -3", "cannot read '-3'"),
         ("blocks[x] a", "cannot read '[x] a'"),

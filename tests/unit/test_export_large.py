@@ -14,7 +14,7 @@ def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, m
     words = "export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network.onnx"
     code, out, err = istmpi_command(*words)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
-    assert "beyond the 2 GiB of an ONNX file. Use --to safetensors." in err
+    assert "exceed the 2 GiB of an ONNX file. Use --to safetensors." in err
 
 
 MAKE = """

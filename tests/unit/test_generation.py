@@ -95,7 +95,7 @@ def test_the_end_of_the_document_ends_it():
 
 
 def test_what_is_not_finite_is_refused():
-    with pytest.raises(DataError, match="not finite behind 0 new tokens"):
+    with pytest.raises(DataError, match="not finite after 0 new tokens"):
         list(continuation(lambda _: np.array([0, np.nan]), [0], 4, NEVER, 1, 1.0, 0))
 
 

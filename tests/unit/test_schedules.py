@@ -39,8 +39,8 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
         ("milestones", [0.5, 1.5], "fractions of the run"),
         ("milestones", [0], "fractions of the run"),
         ("milestones", [], "fractions of the run"),
-        ("milestones", [0.5, 0.25], "above the one before it"),
-        ("milestones", [0.5, 0.5], "above the one before it"),
+        ("milestones", [0.5, 0.25], "must be increasing fractions"),
+        ("milestones", [0.5, 0.5], "must be increasing fractions"),
         ("decay", 1.0, "decay"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
         (["--method", "fedavg", "--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 720 local steps"),
         (
             ["--schedule", "step", "--set", "optimizer.milestones=[0.5,0.9]"],
-            "learning rate 0.05, times 0.1 behind 0.5 and 0.9 of the run (local steps 300, 540 of 600)",
+            "learning rate 0.05, times 0.1 after 0.5 and 0.9 of the run (local steps 300, 540 of 600)",
         ),
         (
             ["--schedule", "cosine", "--warm-up", "40"],

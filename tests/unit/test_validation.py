@@ -88,7 +88,7 @@ def test_of_text_the_end_is_held_out_and_no_window_of_training_reaches_it():
     told.clear()
     assert validation.batch(np.array([1])).inputs[0].tolist() == [[87, 88, 89, 90, 91]]
     assert told == [([87], 6)]
-    with pytest.raises(ConfigError, match="data.validation = 0.04 of 103 tokens leaves 19 windows of 5 to learn from"):
+    with pytest.raises(ConfigError, match="data.validation = 0.04 of 103 tokens leaves 19 windows of 5 for training"):
         split.divided(0.04, 9)
 
 
@@ -109,7 +109,7 @@ def test_own_validation_examples_are_taken_and_not_made_twice(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays)
     data = open_dataset(str(tmp_path / "own.npz"))
     assert data.with_validation(0, 1) is data
-    with pytest.raises(ConfigError, match="has a validation split of its own. Leave data.validation out"):
+    with pytest.raises(ConfigError, match="has a validation split. Leave data.validation out"):
         data.with_validation(0.1, 1)
 
 
