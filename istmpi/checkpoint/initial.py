@@ -126,7 +126,7 @@ class Fit:
         """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
         count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
-            f"begins with {self.path}: {count} of {total} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "
+            f"initial weights from {self.path}: {count} of {total} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "
         ]
         lines[0] += "weights."
         for what, names in (

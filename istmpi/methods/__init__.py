@@ -155,7 +155,7 @@ _ALL = (
                 "top_values",
                 Literal["2bit", "full"],
                 "2bit",
-                "Encoding of these values: 2 bits with two levels for 4,096, or full (results/survey.md).",
+                "Encoding of the values in top: 2 bits with two levels for 4,096, or full (results/survey.md).",
             ),
         ),
         sends_at_start=("pull",),

@@ -197,8 +197,8 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     first, *_ = (stream.at(step)[1] for step in range(2))
     assert torch.equal(stream.at(2)[1], first)
     assert notes == [
-        "list is taken in its own order: a resumed run begins it anew, and does not repeat the uninterrupted "
-        "one. With a DataLoader of a map-style data set and shuffle=True it would."
+        "list keeps its own order, so a resumed run starts it again and differs from an uninterrupted run. "
+        "A DataLoader of a map-style data set with shuffle=True avoids that."
     ]
     with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
         Stream([], 5, 0, 1, print).at(0)
@@ -264,7 +264,7 @@ def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tm
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
     round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
     loader, seen = DataLoader(data, batch_size=7, shuffle=True), []
-    with pytest.raises(DataError, match=r"another one than on rank 0.*write round.take\(loader, local=True\)"):
+    with pytest.raises(DataError, match=r"differs from that on rank 0.*write round.take\(loader, local=True\)"):
         next(iter(round.take(loader)))
     for (x,) in round.take(loader, local=True):
         seen += x[:, 0].tolist()
@@ -285,9 +285,9 @@ def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
 
     train(1, 0.0)
     train(2, 0.0)
-    with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
+    with pytest.raises(DataError, match="loader 1 has another data set than before resuming. Give the same"):
         train(3, 1.0)
-    with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
+    with pytest.raises(DataError, match="loader 1 has another data set than before resuming. Give the same"):
         train(3, 1.0, "other", shared_tmp / "run")
     path = shared_tmp / f"run/loaders/data-{comm.rank}.json"
     path.write_text(path.read_text().replace(f" {comm.size}]", f" {comm.size + 1}]"))
@@ -353,7 +353,7 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
     job = distributed(comm)
     with pytest.raises(ConfigError, match="^(rank 0: )?folder = .*: the folder is not empty"):
         next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
-    with pytest.raises(ConfigError, match='another method, as method="local-sgd"'):
+    with pytest.raises(ConfigError, match='another method, such as method="local-sgd"'):
         istmpi.Distributed(torch.nn.Linear, {"in_features": 5, "out_features": 3}, comm, example=pair(6)[0])
 
 
@@ -398,7 +398,7 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
     for calibrates in (0, 1, 3):
         job, folder = distributed(comm, lr=0.1), shared_tmp / f"{calibrates}"
         if calibrates < 3:
-            with pytest.raises(ConfigError, match="moments are not known after this round: call evaluate"):
+            with pytest.raises(ConfigError, match="moments are unknown after this round. Call evaluate"):
                 job.save(shared_tmp / "network.h5")
 
         def evaluate(round, job=job, last=calibrates):
@@ -547,7 +547,7 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp, method):
     resumed, rates = rates_of(6, shared_tmp / "halves", "auto")
     assert rates == {5: expected[4], 6: expected[5]}
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
-    with pytest.raises(ConfigError, match="ReduceLROnPlateau needs the scores of all rounds before"):
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau needs the scores of earlier rounds"):
         rates_of(7, shared_tmp / "elsewhere", shared_tmp / "halves")
 
 
@@ -693,7 +693,7 @@ def raises(round, batches, job):
         (detached, ConfigError, "round 1: the loss has no gradient"),
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
-        (evaluates, ConfigError, "evaluate is called inside of a round"),
+        (evaluates, ConfigError, "evaluate is called inside a round"),
         (ends, DataError, "the loader, list, has no batch on this rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
@@ -731,7 +731,7 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
         if comm.rank == 0:
             job.state_dict()
 
-    with pytest.raises(ConfigError, match="rank 0 came to state_dict while rank 1 came to round 2. Every rank must"):
+    with pytest.raises(ConfigError, match="rank 0 called state_dict while rank 1 called round 2. Every rank must"):
         wrongly(body)(comm, shared_tmp / "run")
 
 
@@ -750,7 +750,9 @@ def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
 )
 def test_a_score_is_one_number(comm, score, what):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of such"):
+    with pytest.raises(
+        ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of named numbers"
+    ):
         job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
 
 

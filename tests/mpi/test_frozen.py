@@ -115,7 +115,7 @@ def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, sha
     assert score(job) == score(other)
     assert_same_bits(whole(job.training), whole(other.training))
     assert called == [0] * (how == "function" and comm.rank == 0)
-    assert job.training.begun[0].endswith("yields: 3 of 6 parameters.")
+    assert job.training.begun[0].endswith("weights: 3 of 6 parameters.")
 
 
 def failing():
@@ -126,12 +126,12 @@ def failing():
 @pytest.mark.parametrize(
     "function, kind, message",
     [
-        (failing, DataError, "OSError: the disk is gone. It must yield (name, tensor) pairs."),
+        (failing, DataError, r"OSError: the disk is gone. It must yield \(name, tensor\) pairs."),
         (lambda: ["trunk.weight"], DataError, "ValueError: too many values to unpack"),
         (lambda: [("head.bias", X)], ConfigError, r"yields head.bias \(6, 5\); the network takes nothing of this name"),
         (lambda: [("last.bias", X[0])], ConfigError, r"yields last.bias \(5,\); the network takes \(1,\)"),
         (lambda: [("last.bias", X[0, :1] / 0)], ConfigError, ", finite."),
-        (f"{__file__}:missing", ConfigError, "there is no function missing"),
+        (f"{__file__}:missing", ConfigError, "it has no function missing"),
     ],
 )
 def test_a_function_that_yields_no_weights_ends_all_ranks(comm, function, kind, message):

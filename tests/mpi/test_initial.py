@@ -24,7 +24,7 @@ def test_a_run_begins_where_another_ended(comm, shared_tmp):
     second = small_run(**DEEP, output__folder=str(shared_tmp / "second"), train__rounds=1, train__init=file)
     run_training(second, comm, watch)
     if comm.rank == 0:
-        assert watch.said == [f"begins with {file}: 6 of 6 parameters fit, 1,119 of 1,119 weights."]
+        assert watch.said == [f"initial weights from {file}: 6 of 6 parameters fit, 1,119 of 1,119 weights."]
         (shared_tmp / "first/network.h5").unlink()
     comm.barrier()
     more = second.override({"train.rounds": 2})

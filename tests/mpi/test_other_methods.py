@@ -73,7 +73,7 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
         ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one example (of 1437)"),
         (
             {"train__batch": 1436, "model__norm": "layer", "model__output_norm": True},
-            "1437 examples, too few for model.output_norm = true.",
+            "(of 1437), too few for model.output_norm = true.",
         ),
     ],
 )

@@ -184,7 +184,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
             if form == "torch":
                 program = torch.export.load(done.beside).module()
                 torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
-    with pytest.raises(DataError, match="not its code, which is run only when you name it: give --model"):
+    with pytest.raises(DataError, match="without its code. Give the code: --model"):
         evaluate(path, comm)
     comm.barrier()
 

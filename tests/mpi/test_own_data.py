@@ -124,18 +124,18 @@ def test_never_more_batches_than_said_are_read_ahead():
 
 
 BAD_DATA = {
-    "missing": "there is no function missing",
-    "wrong": "there is no function wrong",
-    "failing": "it fails: OSError: the disk is gone",
+    "missing": "it has no function missing",
+    "wrong": "it has no function wrong",
+    "failing": "fails: OSError: the disk is gone",
     "list_of_three": "it returns [1, 2, 3] instead of (train, test) or a dict of",
     "nothing": "train is NoneType, without __len__ or __getitem__",
     "without_len": "Use a loader or an iterable data set in your own loop: istmpi.Distributed.",
     "iterable": "train is Stream, without",
     "empty": "train is empty; it needs at least one example",
-    "bare": "train has examples that are neither (inputs, target) nor dicts",
+    "bare": "train has examples that are not (inputs, target) or dicts",
     "of_other_shapes": "train example 1 cannot be batched with example 0: RuntimeError",
     "unlabelled": "train has class 10; there are 10, numbered from 0",
-    "flags": "has targets of torch.bool; only integers and floats have a loss by default",
+    "flags": "has targets of torch.bool; only integers and floats have a default loss",
     "pairs": "has examples with entries left, right, label, which are passed by name to your network's forward",
 }
 
@@ -151,7 +151,7 @@ def test_a_function_or_data_that_cannot_be_used(name):
 
 BAD_FUNCTIONS = {
     "ManyLosses": "loss returns a value of shape (8,); it must return one number",
-    "Detached": "loss needs no gradient",
+    "Detached": "loss has no gradient",
     "ManyScores": "score returns a value of shape (",
     "WithSelf": "loss must take exactly (outputs, batch); in a class make it a @staticmethod",
     "FailingLoss": "loss fails: IndexError",

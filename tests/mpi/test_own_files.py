@@ -51,13 +51,13 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
     moved = shared_tmp / "elsewhere" / "renamed.py"
     write(comm, moved, source)
     again = Training(own_run(**settings | {"model__name": f"{moved}:Net"}), comm)
-    assert again.resume(path) == [f"model.name = {file}:Net there, {moved}:Net here"]
+    assert again.resume(path) == [f"model.name = {file}:Net in the checkpoint, {moved}:Net here"]
     assert_same_bits(whole(again), whole(training))
     assert evaluate(path, comm, model=f"{moved}:Net").note == ""
     for text, kind in ((source + "# a remark\n", "Net"), (source.replace("class Net", "class Other"), "Other")):
         write(comm, moved, text)
         other = Training(own_run(**settings | {"model__name": f"{moved}:{kind}"}), comm)
-        with pytest.raises(ConfigError, match="belongs to another run: model.name = .* there, .* here"):
+        with pytest.raises(ConfigError, match="belongs to another run: model.name = .* in the checkpoint, .* here"):
             other.resume(path)
 
     write(
@@ -128,7 +128,7 @@ def write(comm, file, text):
         ),
         ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
         ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
-        ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units but the run has"),
+        ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units, but the run has"),
         (
             {"model__name": f"{FILE}:Faulty", "model__what": "logarithm"},
             "forward gives nan for the first training exam",

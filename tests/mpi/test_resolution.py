@@ -148,7 +148,7 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
     with pytest.raises(ConfigError, match="was saved while training on images of side 4"):
         export(path, "npz", model=name)
     other = Training(own_run(**CONVOLUTIONAL | {"train__rounds": 4}), comm)
-    with pytest.raises(ConfigError, match="train.resolution = .* there"):
+    with pytest.raises(ConfigError, match="train.resolution = .* in the checkpoint"):
         other.resume(path)
     comm.barrier()
 

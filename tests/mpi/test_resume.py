@@ -145,7 +145,7 @@ def test_a_resumed_run_sees_the_very_images_and_rates_that_it_would_have_seen(co
     rates = [0.1 * (1 + math.cos(math.pi * (step - 2) / 14)) / 2 for step in (3, 7, 11, 15)]  # a round's last step
     assert [progress.learning_rate for progress in first + second] == pytest.approx(rates, rel=1e-12)
     other = Training(small_run(**run | {"data__crop": 3}), comm)
-    with pytest.raises(ConfigError, match="data.crop = 2 there, 3 here"):
+    with pytest.raises(ConfigError, match="data.crop = 2 in the checkpoint, 3 here"):
         other.resume(path)
 
 
@@ -195,10 +195,15 @@ def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tm
     other = Training(small_run(model__hidden=(13, 12), train__seed=6), comm)
     with pytest.raises(ConfigError) as refused:
         other.resume(path)
-    assert "model.hidden = [13, 11] there, [13, 12] here; train.seed = 5 there, 6 here" in str(refused.value)
+    assert "model.hidden = [13, 11] in the checkpoint, [13, 12] here; train.seed = 5 in the checkpoint, 6 here" in str(
+        refused.value
+    )
     assert refused.value.everywhere
     free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
-    assert free.resume(path) == ["optimizer.lr = 0.1 there, 0.05 here", "train.rounds = 1 there, 9 here"]
+    assert free.resume(path) == [
+        "optimizer.lr = 0.1 in the checkpoint, 0.05 here",
+        "train.rounds = 1 in the checkpoint, 9 here",
+    ]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "local"])

@@ -146,7 +146,7 @@ def test_ranks_that_are_as_fast_change_no_bit(comm, measured):
         ({"method__name": "local-sgd"}, "local-sgd, which deals out no units"),
         ({"method__name": "fedavg", "train__batch": 300}, "fedavg, which deals out no units"),
         ({"method__partition": []}, "ist, which deals out no units"),
-        ({"method__shares": "nowhere.jsonl"}, "nowhere.jsonl.*no such file"),
+        ({"method__shares": "nowhere.jsonl"}, "nowhere.jsonl.*does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(comm, settings, says):

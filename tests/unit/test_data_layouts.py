@@ -95,7 +95,7 @@ def test_recordings_may_be_in_folders_of_splits(tmp_path):
     report = prepare("speech", tmp_path / "in", tmp_path / "data.h5")
     assert (report.counts, report.classes) == ({"train": 2, "test": 2}, ("no", "yes"))
     (tmp_path / "in" / "testing_list.txt").write_text("no/session/a.wav")
-    with pytest.raises(DataError, match="has a folder Test/.* none where a list names its files"):
+    with pytest.raises(DataError, match="has a folder Test/.* unless a list names its files"):
         prepare("speech", tmp_path / "in", tmp_path / "data.h5", force=True)
 
 

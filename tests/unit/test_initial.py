@@ -79,7 +79,7 @@ def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
     torch.save(wrap(state_of(plain(), "module.")), tmp_path / "theirs.pt")
     stores, fit = begun(tmp_path / "theirs.pt", ranks, scale)
     assert fit.weights == (107, 107) and len(fit.fitted) == 6
-    assert fit.lines == [f"begins with {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
+    assert fit.lines == [f"initial weights from {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
     x = torch.randn(20, 6)
     torch.testing.assert_close(outputs(stores, x), plain()(x))
 

@@ -81,7 +81,7 @@ def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)
     if not callable(value):
-        raise ConfigError(f"{option} {name} has no {what} {inner}{did_you_mean(inner, vars(module))}")
+        raise ConfigError(f"{option} {name}: it has no {what} {inner}{did_you_mean(inner, vars(module))}")
     return module, value
 
 

@@ -178,8 +178,8 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
         inner = folders[1:] if in_splits else folders
         if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
             raise DataError(
-                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE, outside of "
-                f"all classes{'' if splits else ', and there is none where a list names its files'}. Move or rename it."
+                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE"
+                f"{'' if splits else ', unless a list names its files'}. Move or rename it."
             )
         examples.append(Example(name, intern(folders[0]), split))
     if common and not in_splits:

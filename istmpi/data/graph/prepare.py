@@ -126,7 +126,7 @@ def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np
             node, label = np.argwhere(wrong)[0]
             raise DataError(
                 f"{source}: node {node} has {labels[node, label]} as label {label}; several labels per node "
-                "must be 1 or 0. Give that, or one class per node."
+                "must be 1 or 0. Give such labels, or one class per node."
             )
         return None, labels.astype(np.uint8)
     if labels.dtype.kind not in "biufUS":
