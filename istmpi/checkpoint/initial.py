@@ -126,9 +126,9 @@ class Fit:
         """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
         count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
-            f"initial weights from {self.path}: {count} of {total} parameters fit, {self.weights[0]:,} of {self.weights[1]:,} "
+            f"initial weights from {self.path}: {count} of {total} parameters fit, "
+            f"{self.weights[0]:,} of {self.weights[1]:,} weights."
         ]
-        lines[0] += "weights."
         for what, names in (
             ("wrong shape, ignored", self.misshapen),
             ("not in the file, initialized as usual", self.missing),
@@ -193,7 +193,7 @@ def _matched(
         if there is None:
             missing.append(name)
         elif file.shapes[there] != shape:
-            misshapen.append(f"{name} ({_times(file.shapes[there])} there, {_times(shape)} here)")
+            misshapen.append(f"{name} ({_times(file.shapes[there])} in the file, {_times(shape)} here)")
         else:
             sources[name] = there
     weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))

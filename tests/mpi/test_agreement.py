@@ -137,7 +137,7 @@ def test_more_ranks_than_units_are_refused_by_name(comm):
 
     set_up(comm.size)
     if comm.size > 1:
-        with pytest.raises(ConfigError, match=f"^hidden2 has {comm.size - 1} units but the run has {comm.size} ranks"):
+        with pytest.raises(ConfigError, match=f"^hidden2 has {comm.size - 1} units, but the run has {comm.size} ranks"):
             set_up(comm.size - 1)
 
 

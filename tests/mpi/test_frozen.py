@@ -115,7 +115,7 @@ def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, sha
     assert score(job) == score(other)
     assert_same_bits(whole(job.training), whole(other.training))
     assert called == [0] * (how == "function" and comm.rank == 0)
-    assert job.training.begun[0].endswith("weights: 3 of 6 parameters.")
+    assert job.training.begun[0].endswith(": 3 of 6 parameters.")
 
 
 def failing():

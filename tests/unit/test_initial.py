@@ -148,7 +148,7 @@ def test_what_fits_and_what_does_not_is_told(tmp_path):
     assert torch.equal(store.tensors["hidden2.linear.weight"], plain()[2].weight)
     assert fit.lines[0].endswith("4 of 6 parameters fit, 85 of 107 weights.")
     assert fit.lines[1:] == [
-        "wrong shape, ignored: labels.linear.weight (10 x 5 there, 3 x 5 here).",
+        "wrong shape, ignored: labels.linear.weight (10 x 5 in the file, 3 x 5 here).",
         "not in the file, initialized as usual: hidden1.linear.bias.",
         "only in the file: other0, other1, other2, other3, other4, other5, and 3 more.",
     ]
