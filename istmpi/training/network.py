@@ -193,7 +193,9 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
     """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
-        raise ConfigError(f"train.batch = {batch}, but data.graph = 'full' has a single example. Give --batch 1.")
+        raise ConfigError(
+            f"train.batch = {batch}, but data.graph = 'full' has one example, the whole graph. Give --batch 1."
+        )
     if how == "clusters" and batch > examples:
         raise ConfigError(f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer.")
     if how == "neighbours" and has_table(code.name):

@@ -206,7 +206,7 @@ def test_a_batch_without_a_training_node_changes_nothing(comm, graph):
         ({"data__graph": "clusters", "train__batch": 6}, "5 clusters"),
         ({**SAMPLED, "data__fanout": [2]}, "3 layers"),
         ({"data__placement": "by-label"}, "by-label"),
-        ({"data__placement": "sharded"}, "one whole graph"),
+        ({"data__placement": "sharded"}, "is a whole graph"),
         ({"model__name": "mlp", "model__norm": "none"}, "--model gcn"),
         ({"model__name": "xc"}, "sparse rows"),
         ({"model__norm": "bath"}, "norm"),

@@ -42,6 +42,6 @@ def test_it_trains_with_every_method_and_stays_finite(comm, method):
 def test_what_it_is_not_for_is_refused(comm):
     with pytest.raises(ConfigError, match="codistillation"):
         Training(own_run(**BY_LABEL, method__name="codistillation", train__logit_adjustment=1.0), comm)
-    with pytest.raises(ConfigError, match="is for classes"):
+    with pytest.raises(ConfigError, match="needs classes"):
         require_usable(1.0, REGRESSION, "ist")
     require_usable(0.0, REGRESSION, "codistillation")

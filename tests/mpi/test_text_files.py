@@ -80,6 +80,6 @@ def test_ranks_whose_own_files_have_other_tokenizers_are_refused(comm, files):
             (files / f"own-{rank}.h5").symlink_to(f"{min(rank, 1)}.h5")
     comm.barrier()
     run = own_run(**DECODER, data__source=str(files / "own-{rank}.h5")).with_implied()
-    with pytest.raises(DataError, match="tokenizer = .* on rank 0 ") as refused:
+    with pytest.raises(DataError, match="tokenizer = .*, but .* on rank 0") as refused:
         Training(run, comm)
     assert "\n" not in str(refused.value)
