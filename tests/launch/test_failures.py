@@ -204,6 +204,6 @@ def test_a_launcher_that_does_not_belong_to_the_library_is_refused(launcher):
     if "but Open MPI" in told.stdout and "OMPI_COMM_WORLD_SIZE" in launcher:
         pytest.skip("its own launcher's variables")
     assert "4 ranks were started " in told.stdout, told.stderr
-    assert "do not belong together" in told.stdout and "mpirun" in told.stdout
+    assert "library do not match" in told.stdout and "mpirun" in told.stdout
     alone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(60))
     assert (alone.returncode, alone.stdout) == (0, "")

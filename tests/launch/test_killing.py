@@ -148,7 +148,7 @@ def test_with_no_valid_checkpoint_left_nothing_is_overwritten(mpirun, tmp_path, 
     for path in (folder / "checkpoints").iterdir():
         flip(path)
     result = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
-    assert result.returncode == 2 and result.stderr.count("none of them is valid") == 1
+    assert result.returncode == 2 and result.stderr.count("no checkpoint in it is valid") == 1
     assert len(lines(folder)) == 6
 
 

@@ -48,7 +48,7 @@ def test_from_training_to_an_exported_network(mpirun, tmp_path):
     for command in (["predict", network, "digits"], ["export", network, "--to", "onnx"]):
         result = mpirun(1, "istmpi", *command, *model)
         assert result.returncode == 2 and len(result.errors) == 1, result.stderr
-        assert "only the code of its data knows the inputs of its network" in result.errors[0]
+        assert "only the code of its data defines the inputs of its network" in result.errors[0]
 
 
 def test_an_example_that_cannot_be_read_ends_all_ranks_with_its_number(mpirun, tmp_path):

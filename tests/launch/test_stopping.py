@@ -194,5 +194,5 @@ def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path)
     said = result.errors
     assert said == [
         "istmpi: run: no checkpoint in it is valid on every rank. "
-        "Let all ranks see them, remove them, or give another --out."
+        "Put it where all ranks see it, remove its checkpoints, or give another --out."
     ]

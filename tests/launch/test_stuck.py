@@ -54,7 +54,7 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     assert said and said[0].startswith("rank 1 on ") and f"(process {stopped})" in said[0], result
     assert "its process is stopped (kill -CONT" in said[0] and "last seen " in said[0] and ", round " in said[0]
     (last,) = result.errors
-    assert "ends, for ranks wait for one that does not come: rank 1 on" in last and "--resume auto" in last
+    assert "aborting, a rank does not respond: rank 1 on" in last and "--resume auto" in last
     assert sorted(path.name for path in (folder / "stacks").iterdir()) == ["rank0.txt", "rank2.txt"]
     assert "communicator.py" in (folder / "stacks" / "rank0.txt").read_text()
     assert gone(stopped)
@@ -112,7 +112,7 @@ def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_wok
         while limit.left and not named:
             time.sleep(0.1)
             text = (tmp_path / "said").read_text()
-            named = re.search(r"istmpi: rank 1 on .* is waited for: its process is stopped \(kill -CONT (\d+)", text)
+            named = re.search(r"istmpi: waiting for rank 1 on .*: its process is stopped \(kill -CONT (\d+)", text)
         assert named, text
         os.kill(int(named[1]), signal.SIGCONT)
         wait_for_rounds(tmp_path / "run", 1, job)

@@ -180,7 +180,7 @@ def test_what_no_file_can_hold_is_found_by_writing_it_in_memory(comm, shared_tmp
     """Whatever the checks of settings let through: a run that was made past them."""
     header, pieces = Training(small_run(), comm).state()
     require_storable(header, pieces)
-    with pytest.raises(ConfigError, match="cannot be stored .* numbers of 64 bits"):
+    with pytest.raises(ConfigError, match="settings cannot be saved .* 64-bit numbers"):
         require_storable(replace(header, run=replace(header.run, **changed)), pieces)
 
 

@@ -213,7 +213,7 @@ def test_a_class_of_a_package_is_found():
         (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor any torch.nn.Module"),
         ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
         ([f"{FILE}:NOT_A_NETWORK"], "does not have a torch.nn.Module as NOT_A_NETWORK"),
-        ([f"{FILE}:NoDefault"], "its argument hidden has no default and is unknown to the data"),
+        ([f"{FILE}:NoDefault"], "its argument hidden has no default, and the data do not define it"),
         ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),
         ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
         ([f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"], "dense.weight has no elements (64 x 0)"),
