@@ -39,7 +39,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(start, tmp_path
     assert result.returncode == 75, result
     said = result.errors
     assert len(said) == 1 and "stopped by SIGTERM, after " in said[0], result.stderr
-    assert "--resume auto resumes it" in said[0]
+    assert "--resume auto to continue" in said[0]
     rounds, steps = reached(tmp_path / "run")
     assert rounds == len(lines(tmp_path / "run")) and f"after {rounds} of 100000 rounds" in said[0]
     assert (f"and {steps} of 50 local steps" in said[0]) == (steps > 0)
@@ -112,7 +112,7 @@ def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_pa
     wait_for_rounds(folder, 3, job)
     beside = mpirun(1, *command)
     assert beside.returncode == 2 and len(beside.errors) == 1, beside.stderr
-    assert f"--out {folder}is used by another run, process {job.ranks[0]} on host" in beside.stderr
+    assert f"--out {folder} is used by another run, process {job.ranks[0]} on host" in beside.stderr
     (folder / "STOP").touch()
     result = job.end(20)
     assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr

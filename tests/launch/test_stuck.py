@@ -50,8 +50,8 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     result = job.end(20 * PATIENCE)
     assert time.monotonic() - begun > PATIENCE, "nobody is missed before the patience is over"
     assert result.returncode == STUCK, result
-    said = [line for line in result.stdout.splitlines() if "is waited for" in line]
-    assert said and said[0].startswith("rank 1 on ") and f"(process {stopped})" in said[0], result
+    said = [line for line in result.stdout.splitlines() if "waiting for rank" in line]
+    assert said and said[0].startswith("waiting for rank 1 on ") and f"(process {stopped})" in said[0], result
     assert "its process is stopped (kill -CONT" in said[0] and "last seen " in said[0] and ", round " in said[0]
     (last,) = result.errors
     assert "aborting, a rank does not respond: rank 1 on" in last and "--resume auto" in last

@@ -126,7 +126,7 @@ def test_a_damaged_file_never_costs_a_valid_one(comm, trained):
             file.truncate(2000)
     comm.barrier()
     said = trained(20, keep=1, killed_after=2)
-    assert "Passed over" in said and names(trained.checkpoints) == ([2], [4])
+    assert "Skipped" in said and names(trained.checkpoints) == ([2], [4])
     trained(20, keep=1, killed_after=5)
     assert names(trained.checkpoints) == ([4], [4])
     # One of several older files is damaged: all stay until as many are known to be valid.
