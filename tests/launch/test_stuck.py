@@ -66,11 +66,7 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     result = job.end(20 * PATIENCE)
     assert result.returncode == STUCK, result
     (last,) = result.errors
-    assert (
-        "rank 1 on " in last
-        and "its process answers but has made no progress for" in last
-        and "in compute, round" in last
-    )
+    assert re.search("rank 1 on .*its process answers but has made no progress for .*in compute, round", last)
     stack = (folder / "stacks" / "rank1.txt").read_text()
     assert any(f'File "{network}"' in line and line.endswith(" in forward") for line in stack.splitlines()), stack
     assert len(lines(folder)) > len(before)

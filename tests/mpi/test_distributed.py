@@ -750,9 +750,7 @@ def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
 )
 def test_a_score_is_one_number(comm, score, what):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-    with pytest.raises(
-        ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of named numbers"
-    ):
+    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of"):
         job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
 
 

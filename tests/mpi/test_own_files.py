@@ -129,10 +129,7 @@ def write(comm, file, text):
         ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
         ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
         ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units, but the run has"),
-        (
-            {"model__name": f"{FILE}:Faulty", "model__what": "logarithm"},
-            "forward gives nan for the first training exam",
-        ),
+        ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward gives nan for the first training"),
         (
             {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
             "hidden cannot be dealt out: permuting",

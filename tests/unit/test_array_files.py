@@ -106,9 +106,7 @@ def test_names_as_bytes_and_with_white_space():
     assert names == ("cat", "dog", "né") and y["test"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "label, message", [(b"\xff", "is not UTF-8 text"), (b" ", "an empty name"), ("", "an empty name")]
-)
+@pytest.mark.parametrize("label, message", [(b"\xff", "is not UTF-8 text"), (b" ", "empty name"), ("", "empty name")])
 def test_names_that_are_none(label, message):
     with pytest.raises(DataError, match=message):
         read_labels({"train": np.array([label, label])}, None, "data")

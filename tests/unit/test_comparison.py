@@ -240,10 +240,8 @@ def test_the_table_in_full():
         ("1 kB  1.00x", "not reached\n1 of 2 did", "3 MB  3,000x"),
     )
     assert time.best == (frozenset({0}), frozenset({0}))
-    ends, marks = (
-        dict(made["Final figures"].rows),
-        dict(zip(dict(made["Final figures"].rows), made["Final figures"].best)),
-    )
+    final = made["Final figures"]
+    ends, marks = dict(final.rows), dict(zip(dict(final.rows), final.best))
     assert marks["final accuracy"] == frozenset({0}) == marks["examples a second"]
     assert not marks["training time"], "after other numbers of rounds times do not compare"
     assert ends["final accuracy"] == ("0.9000", "0.6000\n0.4000 to 0.8000", "0.8000")

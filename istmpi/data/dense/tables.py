@@ -125,9 +125,7 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
             for text in texts:
                 require_exact(text, f"{source}: the label")
     else:
-        whole = (
-            "whole but written with decimals" if all(number(text).is_integer() for text in texts) else "not all whole"
-        )
+        whole = "whole, with decimal points" if all(number(text).is_integer() for text in texts) else "not all whole"
         reason += f" numbers, {whole}, so they are numbers to predict"
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
