@@ -226,7 +226,7 @@ def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own)
     if comm.rank == comm.size - 1 or not own:
         arrays["x_train"][7, 2] += 1
     write()
-    says = f"features = .*{training.dataset.train.features_checksum}.* there"
+    says = f"features = .*{training.dataset.train.features_checksum}.* in the checkpoint"
     with pytest.raises(ConfigError, match=says if comm.rank == comm.size - 1 or not own else "features = "):
         resumed(comm, saved, **settings)
     if comm.size > 1 and own:  # nobody's own data are those of another number of ranks
