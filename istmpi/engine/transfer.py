@@ -7,7 +7,7 @@ crosses the wire. Building a Transfer is pure; tensors and the communicator are 
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 
 import numpy as np
@@ -139,31 +139,32 @@ class Transfer:
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return for every peer the blocks of this rank's tensors that the peer has as well."""
-        positions: dict[tuple[Axis, int], Positions] = {}
-        holders: dict[tuple[Axis, int], np.ndarray | None] = {}
+        places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
+        axes = list(dict.fromkeys(chain(*places)))
+        positions = [here.positions(*axis, self.rank) for axis in axes]
+        holders = [self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)]
+        moved = []
+        for (name, parameter), of in zip(self._parameters, places, strict=True):
+            parts = [axes.index(axis) for axis in of]
+            dealt = [holders[at] for at in parts if holders[at] is not None]
+            if len(dealt) != 1 or (dealt[0] < 0).any():  # else some rank has each of its elements
+                mean = self._source.copies(parameter.pattern.names) > 1
+                moved.append((name, parameter.itemsize, parts, bool(dealt), mean))
         messages = []
         for peer in range(self.ranks):
-            shared = {}
-            blocks = []
-            for name, parameter in self._parameters:
-                axes: list[tuple[Axis, int]] = [(axis, min(at, 1)) for at, axis in enumerate(parameter.pattern.axes)]
-                for at in axes:
-                    if at not in positions:
-                        positions[at] = here.positions(*at, self.rank)
-                        holders[at] = self._holders(at[0], positions[at])
-                    if at not in shared:
-                        shared[at] = overlap(positions[at], there.positions(*at, peer))
-                index = tuple(shared[at][0] for at in axes)
-                extent = tuple(shared[at][1] for at in axes)
-                dealt_to = [holders[at] for at in axes]
+            shared = [overlap(part, there.positions(*axis, peer)) for axis, part in zip(axes, positions, strict=True)]
+            message = []
+            for name, itemsize, parts, excludes, mean in moved:
+                index, extent = tuple(shared[at][0] for at in parts), tuple(shared[at][1] for at in parts)
+                if 0 in extent:
+                    continue
                 left_out = ()
-                if any(ranks is not None for ranks in dealt_to):
-                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(dealt_to, index))
-                mean = self._source.copies(parameter.pattern.names) > 1
-                block = Block(name, index, extent, parameter.itemsize, mean, left_out, *self._forms[name])
+                if excludes:
+                    left_out = tuple(None if holders[at] is None else holders[at][shared[at][0]] for at in parts)
+                block = Block(name, index, extent, itemsize, mean, left_out, *self._forms[name])
                 if block.nbytes:
-                    blocks.append(block)
-            messages.append(blocks)
+                    message.append(block)
+            messages.append(message)
         return messages
 
     @cached_property
