@@ -53,7 +53,9 @@ def codec() -> dict[str, float]:
             return coding
 
         found[f"{form}, encode, ns"] = seconds(lambda coder=coder: coder.encode(flat, 1)) / VALUES * 1e9
-        found[f"{form}, decode, ns"] = seconds(lambda coder=coder, coded=coded: coder.decode(coded, VALUES)) / VALUES * 1e9
+        found[f"{form}, decode, ns"] = (
+            seconds(lambda coder=coder, coded=coded: coder.decode(coded, VALUES)) / VALUES * 1e9
+        )
         found[f"{form}, block, pack and encode, ns"] = seconds(encode) / block.elements * 1e9
         coding = encode()
         decoded = seconds(lambda block=block, out=out, coding=coding: coding.decode(block, 1, out))
@@ -112,7 +114,9 @@ MEASURES = {measure.__name__: measure for measure in (codec, plan, enter)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", nargs="+", choices=MEASURES)
-    parser.add_argument("--before", type=Path, help="the checkout to compare with; this process measures itself without it")
+    parser.add_argument(
+        "--before", type=Path, help="the checkout to compare with; this process measures itself without it"
+    )
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
     for figure in options.figures:
