@@ -1,12 +1,12 @@
 """A step, autocast, and a hop through the host and through CUDA-aware MPI, on this rank's device.
 
-    mpirun -n 2 python -m benchmarks.gpu [--megabytes 64] [--cuda-aware]
+    mpirun -n 2 python -m benchmarks.gpu [--cuda-aware]
 
 Without a GPU it measures the CPU, and says so. ``--cuda-aware`` hands GPU memory to MPI: a library that was not built
 for it ends the job there (MPICH wants MPIR_CVAR_ENABLE_GPU=1, Open MPI a build with UCX and CUDA).
 """
 
-import argparse
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -19,17 +19,13 @@ from benchmarks.scale.local_step import bare_network
 from istmpi.cli.main import main
 from istmpi.comm import world
 
-WIDTHS, BATCH, REPEATS = [4096, 2048, 2048, 10], 128, 11
+WIDTHS, BATCH, REPEATS, MEGABYTES = [4096, 2048, 2048, 10], 128, 11, 64
 
 
 def benchmark() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64, help="of a hop, each way")
-    parser.add_argument("--cuda-aware", action="store_true", help="measure a hop that hands GPU memory to MPI, too")
-    options = parser.parse_args()
     communicator = world()
     gpus = torch.cuda.device_count()
-    device = torch.device("cuda", communicator.rank % gpus) if gpus else torch.device("cpu")
+    device = torch.device(f"cuda:{communicator.rank % gpus}" if gpus else "cpu")
     name = torch.cuda.get_device_name(device) if gpus else "cpu: this host has no GPU that torch can use"
 
     def milliseconds(work: Callable[[], object]) -> float:
@@ -38,8 +34,7 @@ def benchmark() -> None:
             communicator.barrier()
             start = time.perf_counter()
             work()
-            if gpus:
-                torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device) if gpus else None
             times.append(max(communicator.allgather(time.perf_counter() - start)))
         return median(times[1:]) * 1e3
 
@@ -55,7 +50,7 @@ def benchmark() -> None:
         optimizer.step()
 
     peer = communicator.rank ^ 1
-    sent, received = (torch.ones(options.megabytes * 10**6 // 4, device=device) for _ in range(2))
+    sent, received = (torch.ones(MEGABYTES * 10**6 // 4, device=device) for _ in range(2))
     host = torch.empty(sent.shape, pin_memory=bool(gpus))
 
     def through_host() -> None:
@@ -65,22 +60,18 @@ def benchmark() -> None:
 
     def from_device() -> None:
         if peer < communicator.size:  # mpi4py reads CUDA tensors' __cuda_array_interface__
-            requests = [communicator.mpi.Irecv(received, peer), communicator.mpi.Isend(sent, peer)]
-            for request in requests:
-                request.Wait()
+            receive, send = communicator.mpi.Irecv(received, peer), communicator.mpi.Isend(sent, peer)
+            receive.Wait(), send.Wait()
 
-    works = {
-        "a step, float32": lambda: step(False),
-        "a step, autocast to bfloat16": lambda: step(True),
-        f"a hop of {options.megabytes} MB each way through the host": through_host,
-    }
-    if options.cuda_aware and gpus:
-        works[f"a hop of {options.megabytes} MB each way from GPU memory"] = from_device
+    hop = f"a hop of {MEGABYTES} MB each way"
+    works = {"a step, float32": lambda: step(False), "a step, autocast to bfloat16": lambda: step(True)}
+    works[f"{hop} through the host"] = through_host
+    if gpus and "--cuda-aware" in sys.argv:
+        works[f"{hop} from GPU memory"] = from_device
     rows = [{"what": what, "ms": milliseconds(work)} for what, work in works.items()]
     if communicator.rank == 0:
-        shape = f"The step is of {'-'.join(map(str, WIDTHS))} on batches of {BATCH}; medians of {REPEATS}."
-        left_out = "" if options.cuda_aware and gpus else " A hop from GPU memory was not measured."
-        report("gpu", f"A step and a hop on {name}", rows, shape + left_out, f"mpirun -n {communicator.size}")
+        notes = f"{WIDTHS}, batches of {BATCH}; medians of {REPEATS}. What has no row was not measured."
+        report("gpu", f"A step and a hop on {name}", rows, notes, f"mpirun -n {communicator.size}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -23,12 +24,7 @@ VALUES, RANKS, UNITS, LAYERS = 2_000_000, 512, 1_000_000, 4
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """The least processor time of some repeats."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
+    return min(timeit.repeat(work, number=1, repeat=repeats, timer=time.process_time))
 
 
 def codec() -> dict[str, float]:

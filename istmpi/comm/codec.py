@@ -27,13 +27,13 @@ Places = np.ndarray | range
 
 
 class Scales:
-    """Runs of values that share a scale: ``coded`` has its exponent's byte, ``counts`` their numbers."""
+    """Runs of values that share a scale: its exponent's byte and their number."""
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
         self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
 
     def by_value(self, at: slice, inverse: bool = False) -> np.ndarray:
-        """The scale of each of the values ``at``, or its inverse, which is exact."""
+        """The scale of each of these values, or its exact inverse."""
         first, last = self._ends.searchsorted((at.start, at.stop - 1), "right").tolist()
         counts, powers = self._counts[first : last + 1].copy(), scales(self.coded[first : last + 1])
         counts[0] -= at.start - (self._ends[first] - self._counts[first])
@@ -108,9 +108,8 @@ class Bfloat16:
             coded[at] = noise
             special = ~np.isfinite(values[at])
             if special.any():
-                bits = bits[special]
-                quiet = np.where((bits & np.uint32(0x7FFFFF)) == 0, 0, 0x40).astype(np.uint32)
-                coded[at][special] = (bits >> np.uint32(16)) | quiet
+                quiet = np.where(bits[special] & np.uint32(0x7FFFFF), np.uint32(0x40), np.uint32(0))
+                coded[at][special] = (bits[special] >> np.uint32(16)) | quiet
         return coded.view(np.uint8)
 
     def values(self, coded: np.ndarray, scales: Scales | None = None) -> np.ndarray:
@@ -126,13 +125,11 @@ class Int8:
         return elements + -(-elements // RUN)
 
     def encode(self, values: np.ndarray, key: int, start: int = 0) -> np.ndarray:
-        coded = np.empty(self.nbytes(len(values)), np.uint8)
-        runs = len(coded) - len(values)
-        if runs:
-            coded[:runs] = exponents(np.maximum.reduceat(np.abs(values), np.arange(0, len(values), RUN)))
-            by_run = Scales(coded[:runs], np.full(runs, RUN))
-            coded[runs:] = self.round(values, key, range(start, start + len(values)), by_run)
-        return coded
+        if not len(values):
+            return np.empty(0, np.uint8)
+        runs = exponents(np.maximum.reduceat(np.abs(values), np.arange(0, len(values), RUN)))
+        by_run = Scales(runs, np.full(len(runs), RUN))
+        return np.append(runs, self.round(values, key, range(start, start + len(values)), by_run))
 
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
         runs = -(-len(coded) // (RUN + 1))
@@ -203,15 +200,12 @@ def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
     for at in _parts(len(places)):
         part = places[at]
         bits, fold = memory[: len(part)], folded[: len(part)]
-        if isinstance(part, range) and part.start >> 32 == (part.stop - 1) >> 32:
+        if isinstance(part, range) and part.stop < 2**32:
             np.add(steps[: len(part)], np.uint32(part.start * int(_ODD) & _LOW), out=bits)
-            high = np.uint32(part.start >> 32)
         else:
-            part = np.asarray(part)
+            part = np.arange(part.start, part.stop) if isinstance(part, range) else part
             np.multiply(part.astype(np.uint32), _ODD, out=bits)
-            high = (part >> 32).astype(np.uint32)
-        if high.any():
-            bits ^= high
+            bits ^= (part >> 32).astype(np.uint32)
         bits += np.uint32(key & _LOW)
         bits ^= np.right_shift(bits, np.uint32(16), out=fold)
         bits *= np.uint32(0x7FEB352D)

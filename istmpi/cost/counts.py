@@ -21,7 +21,7 @@ FORWARD_NORMALISATION_FLOPS = 8
 KEPT_OUTPUTS = 2
 """Tensors for each product that the backward pass needs: output and activation."""
 PROCESS = 310_000_000
-"""Bytes of a rank with Python, torch and MPI: measured with torch 2.13 for the CPU and MPICH 5.0."""
+"""Bytes of Python, torch 2.13 for the CPU and MPICH 5.0, measured."""
 
 
 @dataclass(frozen=True)

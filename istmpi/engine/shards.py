@@ -217,17 +217,12 @@ class Shards:
             self.store.keep(on_host(tensors))
 
     def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
-        """Return owners' rows in which this rank may keep a round's start: those that are all trained by some rank.
-
-        Nobody reads them until a flush.
-        """
+        """Return owners' rows that may have a round's start: some rank trains each."""
         lent = {}
         for name, parameter in self.store.parameters.items():
-            factors = [
-                factor for axis in parameter.pattern.axes for factor in axis.factors if factor.name in deal.units
-            ]
+            dealt = [factor.name in deal.units for axis in parameter.pattern.axes for factor in axis.factors]
             shape, rows = part_shape(deal, parameter, self.store.rank), self.store.tensors[name].view(-1)
-            if len(factors) == 1 and 0 < prod(shape) <= len(rows):
+            if sum(dealt) == 1 and 0 < prod(shape) <= len(rows):
                 lent[name] = rows[: prod(shape)].view(shape)
         return lent
 

@@ -7,6 +7,7 @@ does not depend on how messages are cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,8 +74,7 @@ class BlockCodec:
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:
-            whole = self._whole[peer, block.name]
-            largest = _largest(values, places, block) if block.cut is None else self._largest_of(whole)
+            largest = self._largest(peer, block) if block.cut else _largest(values, places, block)
             self._sent[peer, block.name] = exponents(largest)
             out[: block.scales] = self._sent[peer, block.name]
         by_run = _scales(self._sent.get((peer, block.name)), block, places)
@@ -102,16 +102,13 @@ class BlockCodec:
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
 
-    def _largest_of(self, block: Block) -> np.ndarray:
-        largest = np.zeros(block.scales, np.float32)
-        for slab in block.in_rows(_AT_ONCE):
-            values = slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
-            np.maximum(largest, _largest(values, slab.places(), slab), out=largest)
-        return largest
+    def _largest(self, peer: int, block: Block) -> np.ndarray:
+        slabs = self._whole[peer, block.name].in_rows(_AT_ONCE)
+        parts = ((slab.packed(self._tensors[block.name]), slab) for slab in slabs)
+        return reduce(np.maximum, (_largest(part.reshape(-1).view(np.float32), at.places(), at) for part, at in parts))
 
 
 def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np.ndarray:
-    """Return the largest absolute value of a block's values for each of its scales."""
     largest = np.zeros(block.scales, np.float32)
     if len(values):
         groups, counts = _groups(block, places)

@@ -68,7 +68,7 @@ def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     return type(kind, (torch_class,), methods)
 
 
-def _forget_gradients(optimizer, set_to_none: bool = True) -> None:
+def _forget_gradients(optimizer, **_) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None

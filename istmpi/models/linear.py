@@ -10,7 +10,7 @@ from torch.nn import functional
 
 BLOCK_BYTES = 8 * 2**20
 SMALL = 2**17
-"""Bytes of a weight up to which torch's own backward pass is faster: the C library keeps freed memory of that size."""
+"""Bytes of a weight up to which torch's own backward pass is faster."""
 
 
 class Linear(nn.Linear):
