@@ -193,7 +193,7 @@ find_mpi() {
 # find_gpu: says which GPUs PyTorch uses, or why it uses none.
 find_gpu() {
     local gpu reason
-    gpu=$(gpus)
+    gpu=$(gpus) || true
     if [ -z "$gpu" ]; then
         say "GPU: none, nvidia-smi names none here; the CPU is used$([ ! -e /dev/kfd ] || echo ". AMD: ISTMPI_TORCH_INDEX=(PyTorch's index for ROCm)")"
     elif reason=$("$PYTHON" -c 'import torch; torch.cuda.init()' 2>&1); then
