@@ -14,9 +14,9 @@ TORCH=2.13.0
 CUDA_SIZE=7000 # megabytes on the disk
 TORCH_INDEX=${ISTMPI_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 
-# On a terminal the line of the stage under way is written over; anywhere else each stage prints one line, as it begins.
+# A stage prints one line as it begins; below it, on a terminal, stands a line of its progress, which is written over.
 [ -t 1 ] && TERMINAL=yes || TERMINAL=
-say() { printf '%s%s: %s\n' "${TERMINAL:+$'\r\033[K'}" "$(basename "$0")" "$*"; }
+say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
 die() { say "$*" >&2; exit 1; }
 size() { du -sm "$@" 2>/dev/null | awk '{ sum += $1 } END { print sum + 0 " MB" }'; }
 
@@ -25,19 +25,19 @@ pip_install() {
     local stage=$1 log=$VENV/pip.log tmp=$VENV/pip.tmp start=$SECONDS step code=0
     shift
     rm -rf "$tmp" && mkdir -p "$tmp"
-    [ -n "$TERMINAL" ] || say "$stage"
+    say "$stage"
     TMPDIR=$tmp "$PYTHON" -m pip install --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 </dev/null &
     while kill -0 $! 2>/dev/null; do
         if [ -n "$TERMINAL" ]; then
             step=$(sed -n 's/^ *\(Collecting\|Downloading\|Building\|Preparing\|Installing\) /\1 /p' "$log" | tail -n 1)
-            step="$stage: $((SECONDS - start)) s, $(size "$VENV"), ${step:-looking for packages}"
+            step="  $((SECONDS - start)) s, $(size "$VENV"), ${step:-looking for packages}"
             printf '\r\033[K%.*s' "$(($(tput cols 2>/dev/null || echo 80) - 1))" "$step"
             sleep 0.8
         fi
         sleep 0.2
     done
     wait $! || code=$?
-    [ -z "$TERMINAL" ] || say "$stage: $((SECONDS - start)) s"
+    printf '%s' "${TERMINAL:+$'\r\033[K'}"
     [ $code = 0 ] || cat "$log" >&2
     rm -rf "$tmp"
     return $code
@@ -145,7 +145,7 @@ from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == 2
 if MPI.COMM_WORLD.rank == 0:
     print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()))' 2>/dev/null </dev/null) &&
-        $limit "$PYTHON" -c 'from mpi4py import MPI' 2>/dev/null </dev/null
+        [ -n "$MPI_LIBRARY" ] && $limit "$PYTHON" -c 'from mpi4py import MPI' 2>/dev/null </dev/null
 }
 
 # Looks where mpi4py's wheel does: in the environment, then where the loader looks.
@@ -199,7 +199,7 @@ find_gpu() {
     elif reason=$("$PYTHON" -c 'import torch; torch.cuda.init()' 2>&1); then
         say "GPU: $gpu"
     else
-        say "GPU: $gpu, not used: ${CUDA_LACKS:-$(tail -n 1 <<<"$reason"). $VENV has torch $("$PYTHON" -c 'import torch; print(torch.__version__)')}; the CPU is used"
+        say "GPU: $gpu, not used: ${CUDA_LACKS:-$(tail -n 1 <<<"$reason"). For another torch remove $VENV and start again}; the CPU is used"
     fi
 }
 
