@@ -11,6 +11,7 @@ from istmpi.config import Run
 from istmpi.config.sections import Optimizer
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
+from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import Row
 from istmpi.foreign import printable
 from istmpi.models.architecture import Architecture
@@ -80,8 +81,9 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         )
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
-    if network.inexact:
-        console.print(escape(inexact(network)))
+    for remark in (inexact(network) if network.inexact else "", figures["warning"]):
+        if remark:
+            console.print(escape(remark), soft_wrap=True)
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> str:
@@ -100,6 +102,30 @@ def learning_rate(optimizer: Optimizer, steps: int) -> str:
 def inexact(network: Architecture) -> str:
     modules = ", ".join(module or "its own forward" for module in network.inexact)
     return f"FLOPs of subnets are less than said: those of {modules} are told as in the full network."
+
+
+FEW_UNITS, FEW_CHANNELS = 16, 256
+"""Units of a layer that a rank trains, and channels of a residual stream, below which a run is warned."""
+
+
+def too_narrow(network: Architecture, held: Holdings) -> str:
+    """Return a warning where the subnets of a deal are too narrow to learn well; else nothing."""
+    widths = {
+        name: min(part.lengths[name] for part in held.parts) for name in held.groups if name not in network.blocks
+    }
+    name = min(widths, key=widths.__getitem__, default="")
+    units = network.lengths.get(name, 0)
+    if widths and held.ranks > 1 and units < FEW_CHANNELS and widths.keys() <= network.table.residual.keys():
+        return (
+            f"warning: only {name} is dealt out, a residual stream of {units} channels: hardly a weight is left whole, "
+            f"and subnets learn little. Deal out a width inside its blocks (method.partition), or use local-sgd."
+        )
+    if widths and widths[name] < FEW_UNITS:
+        return (
+            f"warning: a rank trains {widths[name]} of the {units:,} units of {name}, fewer than {FEW_UNITS}: so "
+            f"narrow a subnet learns little. Use fewer ranks or more units."
+        )
+    return ""
 
 
 def _speed(row: Row) -> str:
