@@ -18,7 +18,7 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    planned = described(run, None)
+    planned = described(run, None, ranks=ranks)
     run, network = planned.run, planned.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)
     costs = phase_costs(run, network, ranks, planned.examples, planned.smaller)

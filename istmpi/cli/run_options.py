@@ -40,6 +40,7 @@ OPTIONS = {
     "--redeal": ("method.redeal", "FRACTION"),
     "--shares": ("method.shares", "S,S,...|auto|FILE"),
     "--rounds": ("train.rounds", "N"),
+    "--epochs": ("train.epochs", "N"),
     "--max-minutes": ("train.max_minutes", "M"),
     "--batch": ("train.batch", "N"),
     "--lr": ("optimizer.lr", "LR"),
@@ -55,7 +56,7 @@ OPTIONS = {
     "--out": ("output.folder", "FOLDER"),
 }
 
-COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
+COST_NOTHING = "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
 
 DEFAULT = "digits"
 run_argument = click.argument("run", required=False)

@@ -8,12 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.config import Run
-from istmpi.config.sections import Optimizer
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import Row
 from istmpi.foreign import printable
+from istmpi.methods import schedules
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
@@ -80,23 +80,10 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
             f"in this run, by its seed: {figures['sent_bytes']:,} bytes sent by all ranks, evaluations left out"
         )
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
-    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
+    console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
     for remark in (inexact(network) if network.inexact else "", figures["warning"]):
         if remark:
             console.print(escape(remark), soft_wrap=True)
-
-
-def learning_rate(optimizer: Optimizer, steps: int) -> str:
-    words = [f"{optimizer.lr:g}"]
-    if optimizer.warm_up:
-        words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
-    if optimizer.schedule == "cosine":
-        words.append(f"falling to 0 along a cosine over the last {steps - optimizer.warm_up:,} local steps")
-    elif optimizer.schedule == "step":
-        shares = " and ".join(f"{at:.4g}" for at in optimizer.milestones)
-        falls = ", ".join(f"{step:,}" for step in optimizer.falls(steps))
-        words.append(f"times {optimizer.decay:g} behind {shares} of the run (local steps {falls} of {steps:,})")
-    return ", ".join(words)
 
 
 def inexact(network: Architecture) -> str:

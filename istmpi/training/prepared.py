@@ -34,6 +34,7 @@ from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
+from istmpi.training.epochs import in_rounds
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
@@ -69,6 +70,7 @@ class Prepared:
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
+        self.run = run = in_rounds(run, data, communicator.size, communicator)
         self.shares = shares_of(run, communicator)
         self.tally = Tally(communicator, self.clock)
         self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)

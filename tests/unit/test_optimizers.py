@@ -84,6 +84,17 @@ def test_the_settings_arrive():
         assert group.get("momentum", 0) == settings.momentum
 
 
+def test_betas_and_eps_are_those_of_adam():
+    ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)) for _ in range(2))
+    settings = Optimizer("adam", 0.1, betas=(0.8, 0.95), eps=0.01)
+    walk(ours, optimizer_spec(settings).make([ours]), range(4))
+    walk(theirs, torch.optim.Adam([theirs], lr=0.1, betas=(0.8, 0.95), eps=0.01), range(4))
+    assert torch.equal(ours, theirs)
+    for name in ("sgd", "torch.optim:RMSprop"):
+        with pytest.raises(ConfigError, match="optimizer.eps = 0.01 is for adam and adamw, not "):
+            optimizer_spec(Optimizer(name, 0.1, eps=0.01))
+
+
 def test_an_unknown_optimizer_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer.name = 'adan' is not known; did you mean adam\?"):
         optimizer_spec(Optimizer("adan"))

@@ -32,10 +32,42 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
         assert [ours.lr_at(n, steps) for n in range(warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
 
 
+def test_more_schedules_are_those_of_their_formulas():
+    """PyTorch's LinearLR, CosineAnnealingLR with a least rate and OneCycleLR; and a plateau that falls at its end."""
+    schedulers, steps = torch.optim.lr_scheduler, 50
+    for ours, make in (
+        (
+            Optimizer(lr=0.8, schedule="linear", least_lr=0.2),
+            lambda optimizer: schedulers.LinearLR(optimizer, 1, 0.25, steps),
+        ),
+        (
+            Optimizer(lr=0.8, schedule="cosine", least_lr=0.2),
+            lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps, 0.2),
+        ),
+        (
+            Optimizer(lr=0.8, schedule="one-cycle"),
+            lambda optimizer: schedulers.OneCycleLR(optimizer, 0.8, steps, cycle_momentum=False),
+        ),
+    ):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+        scheduler = make(optimizer)
+        for step in range(steps):
+            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+            optimizer.step()
+            scheduler.step()
+    stable = Optimizer(lr=0.8, warm_up=5, schedule="warm-up-stable-decay", least_lr=0.1)
+    rates = [stable.lr_at(step, steps) for step in range(steps)]
+    assert rates[:5] == pytest.approx([0.16, 0.32, 0.48, 0.64, 0.8]) and set(rates[5:41]) == {0.8}
+    assert rates[41:] == pytest.approx([0.8 - 0.07 * n for n in range(1, 10)])
+    assert Optimizer(lr=0.8, warm_up=5, schedule="linear").lr_at(6, 25) == pytest.approx(0.8 * 19 / 20)
+    falling = Optimizer(lr=0.8, schedule="step", least_lr=0.05)
+    assert [falling.lr_at(step, 8) for step in (3, 4, 6)] == pytest.approx([0.8, 0.08, 0.05])
+
+
 @pytest.mark.parametrize(
     "setting, value, said",
     [
-        ("schedule", "linear", "schedule"),
+        ("schedule", "exponential", "schedule"),
         ("milestones", [0.5, 1.5], "fractions of the run"),
         ("milestones", [0], "fractions of the run"),
         ("milestones", [], "fractions of the run"),
@@ -55,6 +87,8 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
     [
         ({"warm_up": 41}, 40, "optimizer.warm_up = 41 is more than the 40 local steps of the run"),
         ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
+        ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "goes into the last 20%"),
+        ({"warm_up": 1, "schedule": "one-cycle"}, 40, "does not go with one-cycle"),
         ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "0.3 is local step 12 of 40, within"),
     ],
 )
@@ -86,14 +120,14 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
     ],
 )
 def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
-    code, out, err = istmpi_command("train", "--dry-run", *options)
+    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", *options)
     assert (code, err) == (0, "")
     assert " ".join(out.split()).endswith(said)
 
 
 @pytest.mark.parametrize("method, steps", [("ist", 600), ("fedavg", 720)])
 def test_a_plan_of_a_warm_up_without_end_is_refused(istmpi_command, method, steps):
-    code, out, err = istmpi_command("train", "--dry-run", "--method", method, "--warm-up", "999")
+    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", "--method", method, "--warm-up", "999")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert f"optimizer.warm_up = 999 is more than the {steps} local steps" in err
 
