@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "--data": ("data.source", "FILE"),
+    "--test": ("data.test", "FRACTION"),
     "--model": ("model.name", "NAME"),
     "--hidden": ("model.hidden", "N,N,..."),
     "--method": ("method.name", "NAME"),

@@ -32,6 +32,11 @@ class Data:
         "Fraction of the training examples that is held out by train.seed. It is scored instead of the test split "
         "while training goes on; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
     ] = 0.0
+    test: Annotated[
+        Fraction,
+        "Arrays, and data of your own, without a test split: fraction of the examples that train.seed holds out for "
+        "it; by default arrays give one in five.",
+    ] = 0.0
     standardise: Annotated[
         bool,
         "Regression: learn targets less their mean over the training examples, divided by their deviation; scores and "
@@ -44,6 +49,11 @@ class Data:
     cutout: Annotated[
         Natural, "Images: side in pixels of a square that training blanks, at a random place of each image."
     ] = 0
+    transforms: Annotated[
+        tuple[str, ...],
+        'Images: transforms of torchvision.transforms.v2, as ["RandomRotation(15)", "ColorJitter(0.2)"], which '
+        "training applies in this order, before crop, flip and cutout, to images as the data have them.",
+    ] = ()
     length: Annotated[Count, "Text: tokens of a window, which is an example."] = WINDOW
     graph: Annotated[
         Literal["full", "clusters", "neighbours"],
@@ -270,6 +280,15 @@ class Train:
         "Classes, where ranks have different ones: factor of the log of each class's share of a rank's examples, "
         "which is added to its logits in training; 1 allows for all of it.",
     ] = 0.0
+    label_smoothing: Annotated[
+        Fraction, "Classes: share of each label that training spreads evenly over all classes; test losses are plain."
+    ] = 0.0
+    class_weights: Annotated[
+        tuple[NotNegative, ...] | str | None,
+        also(**{"or": "balanced"}),
+        "Classes: weight of each in the loss that training reduces, as in nn.CrossEntropyLoss; balanced: inversely to "
+        "the class's examples on a rank.",
+    ] = None
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         "Sparse rows with several labels: softmax is the mean cross-entropy of a row's labels among all labels, "

@@ -27,7 +27,7 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.exits import require_fitting
-from istmpi.methods import logit_adjustment, spec_of
+from istmpi.methods import class_loss, logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -140,6 +140,7 @@ class Prepared:
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
         spec.require_wire(run)
         spec.load().check(run, size.dataset.task, size.batches, network)
+        class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
         spec.require_delay(run, network, self.communicator.size)

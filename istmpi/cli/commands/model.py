@@ -59,9 +59,10 @@ def command(
         raise click.UsageError("--tokens goes with --shape; data tell what they are.")
     task = NEXT_TOKEN if tokens else CLASSIFICATION
     if shape is None:
+        from istmpi.data.holdout import TestSplit
         from istmpi.data.sources import open_dataset
 
-        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "")
+        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "", test=TestSplit(0.2))
         example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
     else:
         inputs, example = None, options.shape("--shape", shape)

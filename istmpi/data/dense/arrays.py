@@ -15,7 +15,7 @@ from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder, Notes, first_of
-from istmpi.data.holdout import ONE_IN_FIVE, with_test
+from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -106,6 +106,23 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 def array_names(what: str, split: str) -> list[str]:
     return [name for part in WORDS[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+
+
+def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit) -> dict[str, np.ndarray]:
+    """Return arrays with the test split that a run holds out, of each class where there are classes."""
+    by_name = {name.lower(): name for name in arrays}
+    if not test.is_drawn(source, any(name in by_name for name in array_names("x", "test"))):
+        return arrays
+    pairs = zip(["x", *array_names("x", "train")], ["y", *array_names("y", "train")])
+    names = next(([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ())
+    if not names or len({len(arrays[name]) for name in names}) > 1:
+        return arrays  # which are refused in words of their own
+    y = arrays[names[1]]
+    parts = dict(zip(("train", "test"), test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)))
+    others = {name: array for name, array in arrays.items() if name not in names}
+    return others | {
+        f"{what}_{at}": arrays[name][rows] for what, name in zip("xy", names) for at, rows in parts.items()
+    }
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:

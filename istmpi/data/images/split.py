@@ -10,6 +10,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.split import DenseSplit
+from istmpi.data.images.transforms import transformed
 from istmpi.data.moments import Normalisation
 from istmpi.errors import ConfigError
 
@@ -24,13 +25,15 @@ class Augmentation:
     flip: bool = False
     cutout: int = 0
     """Side of a square that is blanked; its centre is any pixel."""
+    transforms: tuple[str, ...] = ()
+    """Transforms of torchvision, which come before all others, on images that are not normalised yet."""
 
     def __bool__(self) -> bool:
         return self != Augmentation()
 
     def scaled(self, factor: float) -> Augmentation:
         crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
-        return Augmentation(crop, self.flip, cutout)
+        return replace(self, crop=crop, cutout=cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
         """Return a key's version of images, which may be overwritten."""
@@ -91,14 +94,21 @@ class ImageSplit(DenseSplit):
         return replace(self, side=side, input_shape=())
 
     def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
-        x = self.features(indices)
         augmentation = Augmentation() if key is None else self.augmentation
+        x = self._transformed(indices, key) if augmentation.transforms else self.features(indices)
         if not self.side and not augmentation:
             return x
         images = x.reshape(len(x), *self.shape)
         if self.side:
             images, augmentation = downscaled(images, self.side), augmentation.scaled(self.side / self.shape[1])
         return augmentation.applied(images, key) if augmentation else images
+
+    def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
+        rows = self._rows(indices)
+        if self.guard is not None:
+            self.guard(rows)
+        images = self.x.take(rows, axis=0).reshape(len(rows), *self.shape)
+        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(rows), -1))
 
 
 def examples_of(
@@ -119,7 +129,7 @@ def examples_of(
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
-    name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
+    name = next(name for name in ("crop", "flip", "cutout", "transforms") if getattr(augmentation, name))
     train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
@@ -128,7 +138,10 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
                 f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
                 f"images ({' x '.join(map(str, data.shape))})."
             )
-    return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})
+    train = replace(train, augmentation=augmentation)
+    if augmentation.transforms:
+        train.batch(np.arange(1), 0)  # what cannot be made, or does not fit, is refused here
+    return replace(data, splits={**data.splits, "train": train})
 
 
 def resized(data: Dataset, side: int) -> Dataset:
