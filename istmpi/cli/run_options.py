@@ -78,12 +78,13 @@ def _help(setting: str) -> str:
     text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
     if default in (None, "", ()) or "by default" in text:
         return text
-    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple) else default}]"
+    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple | list) else default}]"
 
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return {setting.name: setting.default for setting in reversed([*every_setting()])}
+    """The settings of a command without RUN: those of `DEFAULT`."""
+    return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(DEFAULT).flat()
 
 
 def planning(command: Callable) -> Callable:
