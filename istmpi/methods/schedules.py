@@ -1,8 +1,6 @@
-"""Courses of the learning rate over the local steps of a run, behind its warm-up; a new one is an entry of `SCHEDULES`.
+"""Courses of the learning rate behind its warm-up, over all local steps of a run; a new one is an entry of `SCHEDULES`.
 
-settings    those of the optimizer (`istmpi.config.sections.Optimizer`)
-step        a local step, numbered from 0 through all rounds, behind the warm-up
-steps       the local steps of the whole run, the warm-up included
+Functions take the settings of the optimizer, a step, numbered from 0 through all rounds, and the number of steps.
 """
 
 from __future__ import annotations
@@ -14,137 +12,78 @@ from typing import Any
 
 from istmpi.errors import ConfigError
 
-COOL_DOWN = 0.2
-"""The last part of a run, in which warm-up-stable-decay falls."""
-RISE = 0.3
-"""The first part of a run, in which one-cycle rises."""
-FROM, TO = 25, 25e4
-"""lr divided by these is where one-cycle begins and, without a least rate, ends."""
+COOL_DOWN, RISE = 0.2, 0.3
+"""The last part of a run, in which warm-up-stable-decay falls; the first, in which one-cycle rises."""
+BEGIN, END = 25, 25e4
+"""The rate is divided by these where one-cycle begins and, without a least rate, ends."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A course: the rate of a step, the course in words, and the reason why a run cannot follow it; empty if it can."""
+    """The rate of a step, the course in words, and the step before which a warm-up must be over."""
 
     rate: Callable[[Any, int, int], float]
     words: Callable[[Any, int], str]
-    problem: Callable[[Any, int], str] = lambda settings, steps: ""
+    moves_at: Callable[[Any, int], int] = lambda settings, steps: steps
 
 
-def falls(settings: Any, steps: int) -> list[int]:
-    """Return the local steps at which ``step`` lets the rate fall."""
-    return [round(at * steps) for at in settings.milestones]
+def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
+    """Return a fall from lr to least_lr since a step; ``shape`` goes from 1 at 0 to 0 at 1."""
 
+    def rate(settings: Any, step: int, steps: int) -> float:
+        part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
+        return settings.least_lr + (settings.lr - settings.least_lr) * shape(part)
 
-def _between(high: float, low: float, part: float) -> float:
-    return low + (high - low) * part
+    def words(settings: Any, steps: int) -> str:
+        last = steps - since(settings, steps)
+        return f"falling to {settings.least_lr:g} {how} over the last {last:,} local steps"
+
+    return Schedule(rate, words, since)
 
 
 def _half_cosine(part: float) -> float:
-    """Return the height of half a cosine from 1 to 0, this part of the way along it."""
     return (1 + cos(pi * part)) / 2
 
 
-def _cosine(settings: Any, step: int, steps: int) -> float:
-    part = (step - settings.warm_up) / max(steps - settings.warm_up, 1)
-    return _between(settings.lr, settings.least_lr, _half_cosine(part))
-
-
-def _linear(settings: Any, step: int, steps: int) -> float:
-    return _between(settings.lr, settings.least_lr, (steps - step) / max(steps - settings.warm_up, 1))
+def _falls(settings: Any, steps: int) -> list[int]:
+    return [round(at * steps) for at in settings.milestones]
 
 
 def _step(settings: Any, step: int, steps: int) -> float:
-    return max(settings.lr * settings.decay ** sum(step >= at for at in falls(settings, steps)), settings.least_lr)
-
-
-def _cool_down(steps: int) -> int:
-    return steps - round(COOL_DOWN * steps)
-
-
-def _stable(settings: Any, step: int, steps: int) -> float:
-    first = _cool_down(steps)
-    return settings.lr if step < first else _between(settings.lr, settings.least_lr, (steps - step) / (steps - first))
-
-
-def _one_cycle(settings: Any, step: int, steps: int) -> float:
-    """Return the rate as PyTorch's OneCycleLR, by cosines."""
-    top, end = RISE * steps - 1, steps - 1
-    if step <= top:
-        return _between(settings.lr, settings.lr / FROM, _half_cosine(1 - step / top))
-    return _between(settings.lr, settings.least_lr or settings.lr / TO, _half_cosine((step - top) / (end - top)))
-
-
-def _falls_within_the_warm_up(settings: Any, steps: int) -> str:
-    for at, fall in zip(settings.milestones, falls(settings, steps)):
-        if fall < settings.warm_up:
-            return (
-                f"optimizer.milestones: {at} is local step {fall:,} of {steps:,}, within the warm-up "
-                f"(optimizer.warm_up = {settings.warm_up}). Warm up over fewer, or let the learning rate fall later."
-            )
-    return ""
-
-
-def _no_stable_part(settings: Any, steps: int) -> str:
-    if settings.warm_up <= _cool_down(steps):
-        return ""
-    return (
-        f"optimizer.warm_up = {settings.warm_up} of {steps:,} local steps goes into the last {COOL_DOWN:.0%}, in which "
-        f"warm-up-stable-decay falls. Warm up over fewer."
-    )
-
-
-def _warmed_up_twice(settings: Any, steps: int) -> str:
-    if not settings.warm_up:
-        return ""
-    return (
-        f"optimizer.warm_up = {settings.warm_up} does not go with one-cycle, which rises by itself over the first "
-        f"{RISE:.0%} of the run. Leave one out."
-    )
+    return max(settings.lr * settings.decay ** sum(step >= at for at in _falls(settings, steps)), settings.least_lr)
 
 
 def _step_in_words(settings: Any, steps: int) -> str:
     shares = " and ".join(f"{at:.4g}" for at in settings.milestones)
-    at = ", ".join(f"{step:,}" for step in falls(settings, steps))
+    at = ", ".join(f"{step:,}" for step in _falls(settings, steps))
     return f"times {settings.decay:g} behind {shares} of the run (local steps {at} of {steps:,})"
 
 
-SCHEDULES: dict[str, Schedule] = {
+def _one_cycle(settings: Any, step: int, steps: int) -> float:
+    """Return the rate of PyTorch's OneCycleLR."""
+    top, high = RISE * steps - 1, settings.lr
+    low, part = high / BEGIN, 1 - step / top
+    if step > top:
+        low, part = settings.least_lr or high / END, (step - top) / (steps - 1 - top)
+    return low + (high - low) * _half_cosine(part)
+
+
+SCHEDULES = {
     "constant": Schedule(lambda settings, step, steps: settings.lr, lambda settings, steps: ""),
-    "cosine": Schedule(
-        _cosine,
-        lambda settings, steps: (
-            f"falling to {settings.least_lr:g} along a cosine over the last {steps - settings.warm_up:,} local steps"
-        ),
-    ),
-    "linear": Schedule(
-        _linear,
-        lambda settings, steps: (
-            f"falling to {settings.least_lr:g} in equal steps over the last {steps - settings.warm_up:,} local steps"
-        ),
-    ),
-    "step": Schedule(_step, _step_in_words, _falls_within_the_warm_up),
-    "warm-up-stable-decay": Schedule(
-        _stable,
-        lambda settings, steps: (
-            f"falling to {settings.least_lr:g} in equal steps over the last "
-            f"{steps - _cool_down(steps):,} of {steps:,} local steps"
-        ),
-        _no_stable_part,
+    "cosine": _falling(_half_cosine, "along a cosine", lambda settings, steps: settings.warm_up),
+    "linear": _falling(lambda part: 1 - part, "in equal steps", lambda settings, steps: settings.warm_up),
+    "step": Schedule(_step, _step_in_words, lambda settings, steps: _falls(settings, steps)[0]),
+    "warm-up-stable-decay": _falling(
+        lambda part: 1 - part, "in equal steps", lambda settings, steps: steps - round(COOL_DOWN * steps)
     ),
     "one-cycle": Schedule(
-        _one_cycle,
-        lambda settings, steps: (
-            f"along cosines from {settings.lr / FROM:g} up, over {RISE:.0%} of {steps:,} local "
-            f"steps, and down to {settings.least_lr or settings.lr / TO:g}"
-        ),
-        _warmed_up_twice,
+        _one_cycle, lambda settings, steps: f"up over {RISE:.0%} of {steps:,} local steps and down again", lambda *_: 0
     ),
 }
 
 
 def rate_at(settings: Any, step: int, steps: int) -> float:
-    """Return the learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule."""
+    """Return the learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule's."""
     if step < settings.warm_up:
         return settings.lr * ((step + 1) / settings.warm_up)
     return SCHEDULES[settings.schedule].rate(settings, step, steps)
@@ -152,19 +91,21 @@ def rate_at(settings: Any, step: int, steps: int) -> float:
 
 def in_words(settings: Any, steps: int) -> str:
     warm = f"warmed up over {settings.warm_up:,} of {steps:,} local steps" * bool(settings.warm_up)
-    words = f"{settings.lr:g}", warm, SCHEDULES[settings.schedule].words(settings, steps)
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, (f"{settings.lr:g}", warm, SCHEDULES[settings.schedule].words(settings, steps))))
 
 
 def require_usable(settings: Any, steps: int) -> None:
     """Raise ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
-    problem = ""
-    if settings.warm_up > steps:
-        problem = (
-            f"optimizer.warm_up = {settings.warm_up} is more than the {steps:,} local steps of the run, which would "
-            f"never reach optimizer.lr = {settings.lr}. Train more rounds, or warm up over fewer."
+    warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
+    if warm_up > steps:
+        raise ConfigError(
+            f"optimizer.warm_up = {warm_up} is more than the {steps:,} local steps of the run, which would never reach "
+            f"optimizer.lr = {settings.lr}. Train more rounds, or warm up over fewer."
         )
-    elif settings.least_lr > settings.lr:
-        problem = f"optimizer.least_lr = {settings.least_lr:g} is above optimizer.lr = {settings.lr:g}. Lower it."
-    if problem := problem or SCHEDULES[settings.schedule].problem(settings, steps):
-        raise ConfigError(problem)
+    if warm_up > moves_at:
+        raise ConfigError(
+            f"optimizer.warm_up = {warm_up} goes beyond local step {moves_at:,} of {steps:,}, from which on schedule = "
+            f"{settings.schedule!r} moves the rate itself. Warm up over fewer."
+        )
+    if settings.least_lr > settings.lr:
+        raise ConfigError(f"optimizer.least_lr = {settings.least_lr:g} is above optimizer.lr = {settings.lr:g}.")

@@ -13,11 +13,10 @@ from istmpi.methods import METHODS
 
 
 def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:
-    """Return the run with as many rounds as its epochs take, if it has any: no rank takes fewer passes.
+    """Return the run with as many rounds as its epochs take, if it has any; collective with a communicator.
 
-    A pass is the examples of the rank that has most: ceil(epochs * examples / (local steps * batch)) rounds, or with
-    fedavg, whose rounds are passes, ceil(epochs / method.epochs). With a communicator, collective where ranks have data
-    of their own.
+    That is ceil(epochs * examples of the rank that has most / (local steps * batch)), with fedavg ceil(epochs /
+    method.epochs).
     """
     epochs, placement, examples = run.train.epochs, run.data.placement, len(data.train)
     if epochs is None:

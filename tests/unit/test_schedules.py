@@ -87,9 +87,13 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
     [
         ({"warm_up": 41}, 40, "optimizer.warm_up = 41 is more than the 40 local steps of the run"),
         ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
-        ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "goes into the last 20%"),
-        ({"warm_up": 1, "schedule": "one-cycle"}, 40, "does not go with one-cycle"),
-        ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "0.3 is local step 12 of 40, within"),
+        ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "beyond local step 32 of 40"),
+        ({"warm_up": 1, "schedule": "one-cycle"}, 40, "beyond local step 0 of 40"),
+        (
+            {"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)},
+            40,
+            "warm_up = 13 goes beyond local step 12 of 40",
+        ),
     ],
 )
 def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):

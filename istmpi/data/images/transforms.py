@@ -25,15 +25,14 @@ def transform(text: str) -> Callable[[Any], Any]:
             f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the one for your torch, "
             f"from the index that torch came from: pip install torchvision."
         ) from error
-    kinds = {name: kind for name, kind in vars(v2).items() if isinstance(kind, type) and issubclass(kind, v2.Transform)}
     try:
         call = ast.parse(text, mode="eval").body
-        name, arguments, named = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
-        values = [ast.literal_eval(each) for each in arguments]
-        by_name = {each.arg: ast.literal_eval(each.value) for each in named}
-        name = name.id
+        name, given, named = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
+        values = [*map(ast.literal_eval, given)]
+        by_name, name = {each.arg: ast.literal_eval(each.value) for each in named}, name.id
     except (SyntaxError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{subject} must be a name with plain arguments, as RandomRotation(15).") from error
+    kinds = {name: kind for name, kind in vars(v2).items() if isinstance(kind, type) and issubclass(kind, v2.Transform)}
     if name not in kinds:
         raise ConfigError(f"{subject} is no transform of torchvision.transforms.v2{did_you_mean(name, kinds)}")
     try:
@@ -48,23 +47,17 @@ def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarra
 
     from istmpi.data.callable.drawing import drawing
 
-    changed = []
+    steps, changed = [transform(name) for name in names], np.empty_like(images)
     with drawing() as seed:
         for number, image in enumerate(images):
             seed(rng.key(key, "transforms", number))
-            tensor = torch.from_numpy(np.ascontiguousarray(image))
-            for name in names:
-                try:
-                    tensor = transform(name)(tensor)
-                except ConfigError:
-                    raise
-                except Exception as error:
-                    raise ConfigError(f"data.transforms: {name!r} fails on an image: {short(error)}.") from error
-            kind = f"{tuple(tensor.shape)} of {tensor.dtype}".replace("torch.", "")
-            if kind != f"{image.shape} of {image.dtype}":
-                raise ConfigError(
-                    f"data.transforms = {[*names]} make {kind} of an image {image.shape} of {image.dtype}. Give some "
-                    f"that keep shape and type."
-                )
-            changed.append(tensor.numpy())
-    return np.stack(changed)
+            before = after = torch.from_numpy(image)
+            try:
+                for step in steps:
+                    after = step(after)
+                if (after.shape, after.dtype) != (before.shape, before.dtype):
+                    raise ValueError(f"{[*before.shape]} {before.dtype} becomes {[*after.shape]} {after.dtype}")
+            except Exception as error:
+                raise ConfigError(f"data.transforms = {[*names]} fail on an image: {short(error)}.") from error
+            changed[number] = after.numpy()
+    return changed
