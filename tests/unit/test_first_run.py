@@ -1,0 +1,159 @@
+"""What first commands rest on: epochs, a test split, the loss of classes, transforms, and early warnings."""
+
+import sys
+from fractions import Fraction
+from math import ceil
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from istmpi.config import Run
+from istmpi.config.sections import Train
+from istmpi.data.batches import Batches
+from istmpi.data.images.transforms import transform, transformed
+from istmpi.data.placement import place
+from istmpi.data.sources import open_for_training
+from istmpi.errors import ConfigError, DataError
+from istmpi.methods.class_loss import class_loss, require_usable
+from istmpi.models.user import user_network
+from istmpi.tasks import CLASSIFICATION, REGRESSION, Classification
+from istmpi.training.epochs import in_rounds
+
+DIGITS = open_for_training(Run().data)
+
+
+@pytest.mark.parametrize("placement", ["shared", "sharded", "by-label"])
+@pytest.mark.parametrize("epochs", [0.01, 1, 2.5, 7])
+def test_rounds_are_the_fewest_in_which_every_rank_passes_so_often(placement, epochs):
+    run = Run().override({"train.epochs": epochs, "data.placement": placement, "train.batch": 32})
+    rounds = in_rounds(run, DIGITS, 3).train.rounds
+    parts = [place(placement, DIGITS.train.labels(), rank, 3, 0, 0.5) for rank in range(3)]
+    passes = [Fraction(20 * 32, len(part)) for part in parts]
+    assert min(rounds * each for each in passes) >= Fraction(str(epochs))
+    assert rounds == 1 or min((rounds - 1) * each for each in passes) < Fraction(str(epochs))
+    assert in_rounds(run.override({"train.rounds": 3}), DIGITS, 3).train.rounds == 3
+    fedavg = run.override({"method.name": "fedavg", "method.epochs": 2})
+    assert in_rounds(fedavg, DIGITS, 3).train.rounds == ceil(epochs / 2)
+
+
+def test_rounds_and_epochs_together_are_refused(tmp_path):
+    (tmp_path / "run.toml").write_text("[train]\nrounds = 3\nepochs = 2\n")
+    for refused in (
+        lambda: Run().override({"train.rounds": 3, "train.epochs": 2}),
+        lambda: Run.load(str(tmp_path / "run.toml")),
+    ):
+        with pytest.raises(ConfigError, match=r"train.rounds and train.epochs both say how long to train"):
+            refused()
+
+
+def test_a_test_split_is_held_out_by_the_seed(tmp_path):
+    """Of each class, disjoint, the same again; and refused where the data have one."""
+    x, y = np.arange(80.0).reshape(40, 2), np.arange(40) % 4
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=y)
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        "def splits():\n    return TensorDataset(torch.arange(80.0).reshape(40, 2), torch.rand(40))\n"
+    )
+    drawn = {}
+    for name in ("a.npz", "b.npz", "own.py:splits"):
+        data = Run().override({"data.source": str(tmp_path / name), "data.test": 0.2}).data
+        for seed in (0, 1):
+            opened = open_for_training(data, 0, seed)
+            rows = [
+                opened.splits[at].batch(np.arange(len(opened.splits[at]))).inputs[0][:, 0] for at in ("train", "test")
+            ]
+            assert [len(part) for part in rows] == [32, 8] and {*rows[0].tolist()} | {*rows[1].tolist()} == {*x[:, 0]}
+            if name != "own.py:splits":
+                assert np.bincount(opened.test.labels()).tolist() == [2] * 4
+            drawn[name, seed] = rows[1].tolist()
+            assert drawn[name, seed] == [*open_for_training(data, 0, seed).test.batch(np.arange(8)).inputs[0][:, 0]]
+    assert drawn["a.npz", 0] == drawn["b.npz", 0] != drawn["a.npz", 1]
+    for source in ("digits", str(tmp_path / "own.py:splits")):
+        with pytest.raises((ConfigError, DataError), match=r"has a test split of its own|Training data alone"):
+            open_for_training(Run().override({"data.source": source, "data.test": 0.2 * (source == "digits")}).data)
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 0.0, 3.0), "balanced"])
+def test_the_loss_of_classes_is_its_formula(weights):
+    """(1 - e) of the label's and e of the mean over classes, by weights, over the sum of the labels' weights."""
+    labels = np.array([0, 0, 0, 1, 2, 2])
+    split = type("Split", (), {"labels": lambda self: labels})()
+    loss = class_loss(
+        Classification, Train(label_smoothing=0.3, class_weights=weights), Batches(split, range(6), 2, 0, 0)
+    )
+    outputs, targets = torch.randn(5, 3, dtype=torch.float64), torch.tensor([2, 0, 0, 1, 2])
+    w = {None: [1, 1, 1], "balanced": [6 / 9, 6 / 3, 6 / 6]}.get(weights, weights)
+    logs = outputs - outputs.exp().sum(1, keepdim=True).log()
+    expected = sum(
+        -0.7 * w[t] * row[t] - 0.3 / 3 * sum(w[c] * row[c] for c in range(3)) for row, t in zip(logs, targets.tolist())
+    )
+    assert float(loss(outputs, targets)) == pytest.approx(float(expected / sum(w[t] for t in targets.tolist())))
+    assert class_loss(Classification, Train(), None) is Classification.loss
+
+
+@pytest.mark.parametrize(
+    "settings, task, said",
+    [
+        ({"class_weights": (1.0, 2.0)}, CLASSIFICATION, "must be balanced, or 3 numbers, not all 0"),
+        ({"class_weights": (0.0, 0.0, 0.0)}, CLASSIFICATION, "not all 0"),
+        ({"class_weights": "even"}, CLASSIFICATION, "= even must be"),
+        ({"label_smoothing": 0.1}, REGRESSION, "train.label_smoothing = 0.1 is for classes"),
+        ({"class_weights": "balanced"}, REGRESSION, "is for classes"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused(settings, task, said):
+    with pytest.raises(ConfigError, match=said):
+        require_usable(Train(**settings), task, 3)
+
+
+def test_transforms_are_made_by_name_and_draw_by_the_key(monkeypatch):
+    v2 = ModuleType("torchvision.transforms.v2")
+    v2.Transform = type("Transform", (torch.nn.Module,), {})
+    move = lambda self, x: (x + torch.randint(0, self.most, (1,))).to(x.dtype)  # noqa: E731
+    start = lambda self, most=9: (torch.nn.Module.__init__(self), setattr(self, "most", most))[0]  # noqa: E731
+    v2.Add = type("Add", (v2.Transform,), {"__init__": start, "forward": move})
+    v2.Half = type("Half", (v2.Transform,), {"forward": lambda self, x: x[:, ::2]})
+    packages = ModuleType("torchvision.transforms")
+    packages.v2 = v2
+    for name, module in {"": ModuleType("torchvision"), ".transforms": packages, ".transforms.v2": v2}.items():
+        monkeypatch.setitem(sys.modules, f"torchvision{name}", module)
+    transform.cache_clear()
+    images = np.zeros((20, 1, 4, 4), np.uint8)
+    first, again, other = (transformed(["Add(most=100)"], images, key) for key in (3, 3, 4))
+    assert (first == again).all() and (first != other).any() and len({image.tobytes() for image in first}) > 9
+    assert transformed(["Add(1)"], images, 3).max() == 0 == images.max()
+    for text, said in (
+        ("Ad(1)", "did you mean Add"),
+        ("Add(open)", "plain arguments"),
+        ("Add(1, 2, 3)", "cannot be made"),
+        ("Half", r"\[1, 4, 4\] torch.uint8 becomes \[1, 2, 4\]"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            transformed([text], images, 3)
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    transform.cache_clear()
+    with pytest.raises(ConfigError, match="needs torchvision, which cannot be imported"):
+        transform("Add(1)")
+    transform.cache_clear()
+
+
+def test_arguments_with_names_of_others_are_filled_in():
+    class Net(torch.nn.Module):
+        def __init__(self, in_channels, num_classes=1000, width=8):
+            super().__init__()
+
+    network = user_network("net.py:Net", (3, 8, 8), 10, {}, network=Net)
+    assert network.facts == {"in_channels": 3, "num_classes": 10} and [*network.widths] == ["width"]
+    given = user_network("net.py:Net", (3, 8, 8), 10, {"num_classes": 12}, network=Net)
+    assert given.facts == {"in_channels": 3} and given.settings["num_classes"] == 12
+    with pytest.raises(ConfigError, match="in_channels has no default"):
+        user_network("net.py:Net", (8,), 10, {}, network=Net)
+
+
+def test_narrow_subnets_are_warned_of_in_one_line(istmpi_command):
+    for words, said in ((["--ranks", "512"], "a rank trains 1 of the 512 units"), (["--ranks", "4"], "")):
+        lines = [x for x in istmpi_command("train", "--dry-run", *words)[1].splitlines() if x.startswith("warning: ")]
+        assert len(lines) == bool(said) and said in "".join(lines)
