@@ -12,7 +12,7 @@ import torch
 from istmpi.config import Run
 from istmpi.config.sections import Train
 from istmpi.data.batches import Batches
-from istmpi.data.images.transforms import transform, transformed
+from istmpi.data.images.split import transform, transformed
 from istmpi.data.placement import place
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError

@@ -1,8 +1,4 @@
-"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight.
-
-    train.txt test.txt               a header ROWS FEATURES LABELS, then ``label,label feature:value ...`` from 0 on
-    data.txt NAME_trSplit.txt NAME_tstSplit.txt      one file, and the numbers from 1 of its rows in each split
-    train.svm test.svm               the same rows without a header
+"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight (docs/data.md).
 
 All rows are in memory meanwhile: 8 bytes for each value.
 """
