@@ -48,13 +48,9 @@ class OptimizerSpec:
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
     """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
-    if settings.name not in ("adam", "adamw"):
-        for name, value in _moments(settings).items():
-            if value is not None:
-                raise ConfigError(
-                    f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. Leave it out, or write it "
-                    f"into optimizer.arguments of a class."
-                )
+    for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
+        cure = "Leave it out, or write it into optimizer.arguments of a class."
+        raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
     if ":" in settings.name:
         return _of_a_class(settings)
     if settings.name == PROGRAM:
@@ -66,7 +62,7 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
 
 
 def _moments(settings: object) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("betas", "eps")}
+    return {name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None}
 
 
 @cache
@@ -90,10 +86,10 @@ def _sgd(settings) -> OptimizerSpec:
 
 def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
     def adam(settings) -> OptimizerSpec:
-        given = {name: value for name, value in _moments(settings).items() if value is not None}
-
         def make(parameters):
-            return _optimizer(kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay, **given)
+            return _optimizer(kind)(
+                parameters, lr=settings.lr, weight_decay=settings.weight_decay, **_moments(settings)
+            )
 
         # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
         flops = 13 + 2 * bool(settings.weight_decay)

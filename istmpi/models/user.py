@@ -231,11 +231,7 @@ class UserNetwork:
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
                 loss = ". An own loss is not returned: give it to istmpi.with_loss inside, or leave it out"
-                cure = (
-                    loss
-                    if shape == ()
-                    else f". Its argument outputs, or num_classes, is filled in with that {self.outputs}"
-                )
+                cure = loss if shape == () else f". Its argument outputs is filled in with that {self.outputs}"
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
                     f"{expected}{cure}."

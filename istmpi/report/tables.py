@@ -97,22 +97,18 @@ FEW_UNITS, FEW_CHANNELS = 16, 256
 
 def too_narrow(network: Architecture, held: Holdings) -> str:
     """Return a warning where the subnets of a deal are too narrow to learn well; else nothing."""
-    widths = {
-        name: min(part.lengths[name] for part in held.parts) for name in held.groups if name not in network.blocks
-    }
-    name = min(widths, key=widths.__getitem__, default="")
-    units = network.lengths.get(name, 0)
-    if widths and held.ranks > 1 and units < FEW_CHANNELS and widths.keys() <= network.table.residual.keys():
+    groups = [name for name in held.groups if name not in network.blocks]
+    if held.ranks == 1 or not groups:
+        return ""
+    fewest, name = min((min(part.lengths[name] for part in held.parts), name) for name in groups)
+    units = network.lengths[name]
+    if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
         return (
-            f"warning: only {name} is dealt out, a residual stream of {units} channels: hardly a weight is left whole, "
-            f"and subnets learn little. Deal out a width inside its blocks (method.partition), or use local-sgd."
+            f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. Deal out "
+            f"a width inside its blocks (method.partition), or use local-sgd."
         )
-    if widths and widths[name] < FEW_UNITS:
-        return (
-            f"warning: a rank trains {widths[name]} of the {units:,} units of {name}, fewer than {FEW_UNITS}: so "
-            f"narrow a subnet learns little. Use fewer ranks or more units."
-        )
-    return ""
+    few = f"warning: a rank trains {fewest} of the {units:,} units of {name}: so narrow a subnet learns little. Use "
+    return f"{few}fewer ranks or more units." * (fewest < FEW_UNITS)
 
 
 def _speed(row: Row) -> str:

@@ -32,11 +32,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says.
-
-    float32 rows of plain features are normalised one by one, others by one mean and deviation. ``channels`` says where
-    images [n, three axes] have them: DataError where it is not given and they seem to come last.
-    """
+    """x [n, ...] as float32, or as uint8 where all of it is; DataError where ``channels`` seem to come last."""
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
@@ -115,14 +111,12 @@ def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit)
         return arrays
     pairs = zip(["x", *array_names("x", "train")], ["y", *array_names("y", "train")])
     names = next(([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ())
-    if not names or len({len(arrays[name]) for name in names}) > 1:
+    if not names or len(arrays[names[0]]) != len(arrays[names[1]]):
         return arrays  # which are refused in words of their own
-    y = arrays[names[1]]
-    parts = dict(zip(("train", "test"), test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)))
-    others = {name: array for name, array in arrays.items() if name not in names}
-    return others | {
-        f"{what}_{at}": arrays[name][rows] for what, name in zip("xy", names) for at, rows in parts.items()
-    }
+    x, y = (arrays[name] for name in names)
+    arrays = {name: array for name, array in arrays.items() if name not in names}
+    train, rows = test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
+    return arrays | {"x_train": x[train], "y_train": y[train], "x_test": x[rows], "y_test": y[rows]}
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
