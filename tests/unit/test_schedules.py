@@ -18,25 +18,23 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
     """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
     schedulers, steps = torch.optim.lr_scheduler, 40
     cosine = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine")
-    least = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine", least_lr=0.2)
-    linear = Optimizer(lr=0.8, warm_up=warm_up, schedule="linear", least_lr=0.2)
+    least, linear = (Optimizer(lr=0.8, warm_up=warm_up, schedule=name, least_lr=0.2) for name in ("cosine", "linear"))
     falling = Optimizer(lr=0.8, warm_up=warm_up, schedule="step", milestones=(0.3, 0.55, 0.9), decay=0.2)
     cycle = Optimizer(lr=0.8, schedule="one-cycle")
     for ours, make in (
         (least, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up, 0.2)),
         (linear, lambda optimizer: schedulers.LinearLR(optimizer, 1, 0.25, steps - warm_up)),
-        *[(cycle, lambda optimizer: schedulers.OneCycleLR(optimizer, 0.8, steps, cycle_momentum=False))]
-        * (not warm_up),
+        (cycle, lambda optimizer: schedulers.OneCycleLR(optimizer, 0.8, steps, cycle_momentum=False)),
         (cosine, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up)),
         (falling, lambda optimizer: schedulers.MultiStepLR(optimizer, [at - warm_up for at in (12, 22, 36)], 0.2)),
     ):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
         scheduler = make(optimizer)
-        for step in range(warm_up, steps):
+        for step in range(ours.warm_up, steps):
             assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
             optimizer.step()
             scheduler.step()
-        assert [ours.lr_at(n, steps) for n in range(warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
+        assert [ours.lr_at(n, steps) for n in range(ours.warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
 
 
 def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
@@ -73,11 +71,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
         ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
         ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "beyond local step 32 of 40"),
         ({"warm_up": 1, "schedule": "one-cycle"}, 40, "beyond local step 0 of 40"),
-        (
-            {"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)},
-            40,
-            "warm_up = 13 goes beyond local step 12 of 40",
-        ),
+        ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "beyond local step 12 of 40"),
     ],
 )
 def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):
