@@ -19,7 +19,7 @@ from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
-from istmpi.loggers import LOGGERS, open_loggers
+from istmpi.loggers import LOGGERS, open_loggers, require_installed
 from istmpi.names import is_module
 from istmpi.settings import choices_of, help_of, holds_text, range_of
 from istmpi.units import counted
@@ -182,6 +182,12 @@ def showing(command: Callable) -> Callable:
     return shown
 
 
+def _installed(context: click.Context, option: click.Parameter, names: Sequence[str]) -> Sequence[str]:
+    if launched()[0] == 0:  # which alone logs
+        require_installed(names)
+    return names
+
+
 def watching(command: Callable) -> Callable:
     """Decorate a click command with --stop-before-walltime, --log and `showing`."""
     logging = text(
@@ -190,6 +196,7 @@ def watching(command: Callable) -> Callable:
         f"Also log each round with another program; may be given several times.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
+        callback=_installed,
     )
     help = "Save and stop that long before the SLURM job's time is up."
     return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))

@@ -34,7 +34,7 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
             assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
             optimizer.step()
             scheduler.step()
-        assert [ours.lr_at(n, steps) for n in range(ours.warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
+        assert [ours.lr_at(n, steps) for n in range(ours.warm_up)] == [0.8 * ((n + 1) / 3) for n in range(ours.warm_up)]
 
 
 def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
