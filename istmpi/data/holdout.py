@@ -13,7 +13,7 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 class TestSplit(NamedTuple):
-    """The test split that a run holds out itself (``data.test``), by a seed; a fraction of 0 holds out nothing."""
+    """The test split that a run holds out itself by a seed (``data.test``)."""
 
     fraction: float = 0.0
     seed: int = 0

@@ -18,20 +18,17 @@ def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | 
     That is ceil(epochs * examples of the rank that has most / (local steps * batch)), with fedavg ceil(epochs /
     method.epochs).
     """
-    epochs, placement, examples = run.train.epochs, run.data.placement, len(data.train)
+    epochs, settings, method = run.train.epochs, run.data, run.method
     if epochs is None:
         return run
-    if placement == "local" and communicator:
+    by_label = settings.placement == "by-label"  # else rank 0 has most
+    labels, parts = data.train.labels() if by_label else data.train, range(ranks if by_label else 1)
+    examples = max(
+        len(place(settings.placement, labels, part, ranks, run.train.seed, settings.alpha)) for part in parts
+    )
+    if settings.placement == "local" and communicator:
         examples = max(communicator.allgather(examples))
-    elif placement == "by-label":
-        parts = (
-            place(placement, data.train.labels(), rank, ranks, run.train.seed, run.data.alpha) for rank in range(ranks)
-        )
-        examples = max(map(len, parts))
-    elif placement == "sharded":
-        examples = -(-examples // ranks)
-    spec = METHODS.get(run.method.name)
-    of_a_round = Fraction(run.method.local_steps * run.train.batch, examples)
-    if spec and spec.in_passes:
-        of_a_round = Fraction(run.method.epochs)
-    return run.override({"train.rounds": max(ceil(Fraction(str(epochs)) / of_a_round), 1)})
+    passes = Fraction(method.local_steps * run.train.batch, examples)
+    if method.name in METHODS and METHODS[method.name].in_passes:
+        passes = Fraction(method.epochs)
+    return run.override({"train.rounds": ceil(Fraction(str(epochs)) / passes)})
