@@ -80,7 +80,8 @@ class Run:
             raise ConfigError(f"run {name_or_path}: neither a file nor a run of istmpi's{near}")
         try:
             tree = read_toml(path, "Correct it: istmpi runs lists some that can be read.")
-            _require_one_length(tree.get("train", ()), path.name)
+            train = tree.get("train")
+            _require_one_length([f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name)
         except DataError as error:
             raise ConfigError(str(error)) from None
         return _build(Run, current({"name": path.stem, **tree}, path.name), "", path.name)
@@ -95,7 +96,7 @@ class Run:
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
             tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
-        _require_one_length([name.removeprefix("train.") for name in settings], source)
+        _require_one_length(settings, source)
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
         for dotted, value in settings.items():
@@ -283,7 +284,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
 
 
 def _require_one_length(settings: Collection[str], source: str) -> None:
-    if {"rounds", "epochs"} <= {*settings}:
+    if {"train.rounds", "train.epochs"} <= {*settings}:
         raise ConfigError(f"{source}: train.rounds and train.epochs both say how long to train. Leave one out.")
 
 
