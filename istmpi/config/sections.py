@@ -34,8 +34,8 @@ class Data:
     ] = 0.0
     test: Annotated[
         Fraction,
-        "Arrays, and data of your own, without a test split: fraction of the examples that train.seed holds out for "
-        "it; by default arrays give one in five.",
+        "Arrays and data of your own without a test split: fraction of the examples that train.seed holds out; by "
+        "default arrays give one in five.",
     ] = 0.0
     standardise: Annotated[
         bool,
@@ -51,8 +51,8 @@ class Data:
     ] = 0
     transforms: Annotated[
         tuple[str, ...],
-        'Images: transforms of torchvision.transforms.v2, as ["RandomRotation(15)", "ColorJitter(0.2)"], which '
-        "training applies in this order, before crop, flip and cutout, to images as the data have them.",
+        'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
+        "before crop, flip and cutout.",
     ] = ()
     length: Annotated[Count, "Text: tokens of a window, which is an example."] = WINDOW
     graph: Annotated[
@@ -206,7 +206,7 @@ class Optimizer:
     ] = None
     schedule: Annotated[
         Literal[tuple(schedules.SCHEDULES)],
-        "Course of the learning rate behind the warm-up, over the local steps of the whole run (docs/methods.md).",
+        "Course of the learning rate behind the warm-up, over the local steps of the whole run.",
     ] = "constant"
     least_lr: Annotated[
         NotNegative, "Learning rate at which a schedule ends, but for constant; one-cycle: 0 is lr / 250,000."
@@ -286,8 +286,7 @@ class Train:
     class_weights: Annotated[
         tuple[NotNegative, ...] | str | None,
         also(**{"or": "balanced"}),
-        "Classes: weight of each in the loss that training reduces, as in nn.CrossEntropyLoss; balanced: inversely to "
-        "the class's examples on a rank.",
+        "Classes: weight of each in training, as in nn.CrossEntropyLoss; balanced: inverse to its examples on a rank.",
     ] = None
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
