@@ -117,7 +117,7 @@ def test_transforms_are_made_by_name_and_draw_by_the_key(monkeypatch):
     for text, said in refused.items():
         with pytest.raises(ConfigError, match=said):
             transformed([text], images, 3)
-    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
     transform.cache_clear()
     with pytest.raises(ConfigError, match="needs torchvision, which cannot be imported"):
         transform("Add(1)")

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def transform(text: str) -> Callable[[Any], Any]:
     """Return the transform of ``torchvision.transforms.v2`` that a name with plain arguments makes; ConfigError."""
     subject = f"data.transforms: {text!r}"
     try:
-        from torchvision.transforms import v2
+        v2 = import_module("torchvision.transforms.v2")
     except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it belongs to another torch
         raise ConfigError(
             f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the one for your torch, "
