@@ -70,8 +70,15 @@ def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     import torch
 
     torch_class = getattr(torch.optim, kind)
-    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "zero_grad", "add_param_group")}
-    return type(kind, (torch_class,), {**methods, "step": torch.no_grad()(methods["step"])})
+    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "add_param_group")}
+    methods |= {"step": torch.no_grad()(methods["step"]), "zero_grad": _forget_gradients}
+    return type(kind, (torch_class,), methods)
+
+
+def _forget_gradients(optimizer, **_) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _sgd(settings) -> OptimizerSpec:

@@ -58,7 +58,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
         ("FLOPs a local step", *(number(figures["flops_per_local_step"][whose]) for whose in of_whom)),
         ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
-        ("memory: owned rows", memory("owned")[0]),
+        ("memory: process, owned rows", memory("process", "owned")[0]),
         ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
         ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
         ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
