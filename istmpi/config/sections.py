@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
-from math import cos, pi
 from typing import Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
-from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
+from istmpi.methods import METHODS, schedules
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
@@ -34,6 +32,11 @@ class Data:
         "Fraction of the training examples that is held out by train.seed. It is scored instead of the test split "
         "while training goes on; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
     ] = 0.0
+    test: Annotated[
+        Fraction,
+        "Arrays and data of your own without a test split: fraction of the examples that train.seed holds out; by "
+        "default arrays give one in five.",
+    ] = 0.0
     standardise: Annotated[
         bool,
         "Regression: learn targets less their mean over the training examples, divided by their deviation; scores and "
@@ -46,6 +49,11 @@ class Data:
     cutout: Annotated[
         Natural, "Images: side in pixels of a square that training blanks, at a random place of each image."
     ] = 0
+    transforms: Annotated[
+        tuple[str, ...],
+        'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
+        "before crop, flip and cutout.",
+    ] = ()
     length: Annotated[Count, "Text: tokens of a window, which is an example."] = WINDOW
     graph: Annotated[
         Literal["full", "clusters", "neighbours"],
@@ -197,9 +205,12 @@ class Optimizer:
         "a regression whose targets are standardised, else none.",
     ] = None
     schedule: Annotated[
-        Literal["constant", "cosine", "step"],
+        Literal[tuple(schedules.SCHEDULES)],
         "Course of the learning rate behind the warm-up, over the local steps of the whole run.",
     ] = "constant"
+    least_lr: Annotated[
+        NotNegative, "Learning rate at which a schedule ends, but for constant; one-cycle: 0 is lr / 250,000."
+    ] = 0.0
     milestones: Annotated[
         tuple[Between, ...],
         Meta(min_length=1),
@@ -207,6 +218,12 @@ class Optimizer:
         "step: fractions of the run behind which the learning rate falls.",
     ] = (0.5, 0.75)
     decay: Annotated[Between, "step: factor of the learning rate at each milestone."] = 0.1
+    betas: Annotated[
+        tuple[Fraction, Fraction] | None,
+        also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
+        "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
+    ] = None
+    eps: Annotated[Positive | None, "adam, adamw: added to the root of the latter mean; by default 1e-8."] = None
     arguments: Annotated[
         dict | None, "package.module:Class: arguments of its constructor, beside lr, momentum and weight_decay."
     ] = None
@@ -215,34 +232,11 @@ class Optimizer:
     ] = None
 
     def lr_at(self, step: int, steps: int) -> float:
-        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds.
-
-        As PyTorch's LinearLR, and behind it CosineAnnealingLR down to 0, or MultiStepLR.
-        """
-        if step < self.warm_up:
-            return self.lr * ((step + 1) / self.warm_up)
-        if self.schedule == "cosine":
-            return self.lr * (1 + cos(pi * (step - self.warm_up) / max(steps - self.warm_up, 1))) / 2
-        if self.schedule == "step":
-            return self.lr * self.decay ** sum(step >= at for at in self.falls(steps))
-        return self.lr
-
-    def falls(self, steps: int) -> list[int]:
-        return [round(at * steps) for at in self.milestones] if self.schedule == "step" else []
+        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds."""
+        return schedules.rate_at(self, step, steps)
 
     def require_usable(self, steps: int) -> None:
-        """ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
-        if self.warm_up > steps:
-            raise ConfigError(
-                f"optimizer.warm_up = {self.warm_up} is more than the {steps:,} local steps of the run, which would "
-                f"never reach optimizer.lr = {self.lr}. Train more rounds, or warm up over fewer."
-            )
-        for at, fall in zip(self.milestones, self.falls(steps)):
-            if fall < self.warm_up:
-                raise ConfigError(
-                    f"optimizer.milestones: {at} is local step {fall:,} of {steps:,}, within the warm-up "
-                    f"(optimizer.warm_up = {self.warm_up}). Warm up over fewer, or let the learning rate fall later."
-                )
+        schedules.require_usable(self, steps)
 
 
 @dataclass(frozen=True)
@@ -250,6 +244,9 @@ class Train:
     """The length, the batches and the device of training."""
 
     rounds: Annotated[Count, "Rounds to train."] = 30
+    epochs: Annotated[
+        Positive | None, "In place of rounds: passes over the examples of the rank that has most, rounded up to rounds."
+    ] = None
     max_minutes: Annotated[
         NotNegative,
         "Minutes of training, evaluations left out, after which the round under way is the last; 0 sets no limit.",
@@ -283,6 +280,14 @@ class Train:
         "Classes, where ranks have different ones: factor of the log of each class's share of a rank's examples, "
         "which is added to its logits in training; 1 allows for all of it.",
     ] = 0.0
+    label_smoothing: Annotated[
+        Fraction, "Classes: share of each label that training spreads evenly over all classes; test losses are plain."
+    ] = 0.0
+    class_weights: Annotated[
+        tuple[NotNegative, ...] | str | None,
+        also(**{"or": "balanced"}),
+        "Classes: weight of each in training, as in nn.CrossEntropyLoss; balanced: inverse to its examples on a rank.",
+    ] = None
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         "Sparse rows with several labels: softmax is the mean cross-entropy of a row's labels among all labels, "

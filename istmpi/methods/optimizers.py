@@ -48,6 +48,9 @@ class OptimizerSpec:
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
     """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
+        cure = "Leave it out, or write it into optimizer.arguments of a class."
+        raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
     if ":" in settings.name:
         return _of_a_class(settings)
     if settings.name == PROGRAM:
@@ -56,6 +59,10 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
     return OPTIMIZERS[settings.name](settings)
+
+
+def _moments(settings: object) -> dict[str, Any]:
+    return {name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None}
 
 
 @cache
@@ -87,7 +94,9 @@ def _sgd(settings) -> OptimizerSpec:
 def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
     def adam(settings) -> OptimizerSpec:
         def make(parameters):
-            return _optimizer(kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+            return _optimizer(kind)(
+                parameters, lr=settings.lr, weight_decay=settings.weight_decay, **_moments(settings)
+            )
 
         # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
         flops = 13 + 2 * bool(settings.weight_decay)

@@ -92,20 +92,26 @@ def test_help_says_where_the_pages_are():
     assert (folder / "tutorial.md").is_file()
 
 
+SETUP = ROOT / "bin/lib/setup.sh"
+
+
 def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho Collecting torch\nsleep 3.3\necho no such package\nexit 3\n")
     python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", 'source "$0"; pip_install torch || exit $?', ROOT / "bin/lib/setup.sh"],
-        env={**os.environ, "ISTMPI_VENV": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 3
-    assert re.search(r"3 s, \d+ MB so far: Collecting torch", done.stdout)
-    assert "no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
+    for terminal, said in (
+        ("yes", r"(\r\x1b\[K  \d s, \d+ MB, (looking for packages|Collecting torch))+\r\x1b\[K"),
+        ("", ""),
+    ):
+        done = subprocess.run(
+            ["bash", "-euc", 'source "$0"; TERMINAL=$1; pip_install packages torch || exit $?', SETUP, terminal],
+            env={**os.environ, "ISTMPI_VENV": str(tmp_path)},
+            capture_output=True,
+        )
+        assert done.returncode == 3
+        assert re.fullmatch(rf"setup.sh: packages\n{said}", done.stdout.decode())
+        assert b"no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
 
 
 def test_the_citation_is_of_this_version():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import bandwidth, real, text, whole
+from istmpi.cli.options import bandwidth, flag, real, text, whole
 from istmpi.cli.output import console, table
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
@@ -36,7 +36,8 @@ LATENCY = 100e-6
 @text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
 @real("--seconds", "S", "Training of each method.", 1, 600, default=15)
 @text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
-def command(ranks: int, rate: str, seconds: float, out: str) -> None:
+@flag("--brief", "Print the prediction alone.")
+def command(ranks: int, rate: str, seconds: float, out: str, brief: bool) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
     It starts mpirun by itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
@@ -53,7 +54,7 @@ def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     stdout, folder = console(soft_wrap=True), Path(out)
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
     training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
-    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training])
+    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
     cluster = folder / "cluster.json"
     with stdout.status("measuring this machine"):
         _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)

@@ -34,7 +34,7 @@ def command(
     """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
 
     Without RUN that is digits, or with --resume FOLDER the run of that folder. The run of a folder is resumed where it
-    was stopped. What neither RUN nor the command line sets has the default below.
+    was stopped. The defaults below are those of digits; what a run file leaves out has that of istmpi settings.
 
     \b
     mpirun -n 4 istmpi train
