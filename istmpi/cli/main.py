@@ -192,7 +192,8 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        if not isinstance(error.__context__, OSError) and (end := left(error)):  # click's end where nobody reads on
+        nobody_reads = "PacifyFlush" in type(sys.stdout).__name__  # by which click replaces a closed pipe
+        if not nobody_reads and (end := left(error)):
             return _report(end)
         return error.code or 1, False
     except KeyboardInterrupt:

@@ -128,10 +128,8 @@ def ec2(
 
     Options of istmpi train go behind --. A run file and a data file of this machine are sent along.
     """
-    from istmpi.record import home
-
     resolved = check((run, *options), instances)
-    out, data = home(resolved.output.folder, resolved.name), resolved.data.source
+    out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
         raise ConfigError(
             f"--out {out}: on EC2 a run's folder lies below /shared; name it without .. and no / in front."
