@@ -192,8 +192,9 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        nobody_reads = "PacifyFlush" in type(sys.stdout).__name__  # by which click replaces a closed pipe
-        if not nobody_reads and (end := left(error)):
+        # Where nobody reads on, rich ends the program while it handles that error; click has put a stream of its own.
+        closed = isinstance(error.__context__, OSError) or "PacifyFlush" in type(sys.stdout).__name__
+        if not closed and (end := left(error)):
             return _report(end)
         return error.code or 1, False
     except KeyboardInterrupt:

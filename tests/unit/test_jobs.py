@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,36 @@ def test_slurm_fills_in_what_was_asked_for():
     assert "\nOPTIONS=(--restarts 3 --relaunch 3 --launcher pmix --ranks-per-host 2)\n" in script
 
 
+GRAMMAR = {
+    "slurm": r"#{1,2}SBATCH --((job-name|account|partition)=[\w.-]+|(nodes|ntasks-per-node|gpus-per-node)=\d+|"
+    r"exclusive|time=[\d:-]+|mem=\d+G|array=1-\d+|requeue|no-kill|signal=USR1@\d+|open-mode=append|output=%x-%j.out)",
+    "pbs": r"#{1,2}PBS -([NAq] [\w.-]+|l select=\d+:ncpus=\d+:mpiprocs=\d+(:mem=\d+gb)?(:ngpus=\d+)?|"
+    r"l walltime=\d+:\d\d:\d\d|l place=scatter:excl|J 1-\d+|j oe|r y)",
+    "lsf": r'#{1,2}BSUB -(J "[\w-]+(\[1-\d+\])?"|[nW] \d+|R "(span\[ptile=\d+\]|rusage\[mem=\d+GB/host\])"|'
+    r'[Pq] [\w.-]+|gpu "num=\d+"|x|r|Q "75"|o %J.out)',
+}
+"""Lines of directives, by the manuals of sbatch, of qsub (PBS Professional 2022) and of bsub (LSF 10.1)."""
+
+
+@pytest.mark.parametrize("scheduler", GRAMMAR)
+def test_every_scheduler_gets_directives_of_its_manual(scheduler, tmp_path):
+    given = "--nodes", 8, "--time", "1-2", "--gpus", 2, "--memory", 64, "--account", "a-1", "--queue", "long"
+    scripts = [
+        job(scheduler, "digits"),
+        job(scheduler, "digits", *given),
+        job(scheduler, "digits", *given, "--seeds", 3),
+    ]
+    scripts += [path.read_text() for path in (ROOT / "jobs" / scheduler).iterdir()]
+    scripts.append(job(scheduler, "digits", "--compare", "--", "--methods", "ist,local-sgd"))
+    for script in scripts:
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        lines = [line for line in script.splitlines() if re.match(r"##?[A-Z]+ -", line)]
+        assert not [line for line in lines if not re.fullmatch(GRAMMAR[scheduler], line)]
+    plain, filled, seeds = (sum(line.startswith("##") for line in script.splitlines()) for script in scripts[:3])
+    assert plain >= 3 > 1 >= filled and not seeds, "options that were not given are comments"
+    assert re.search(r"26:00:00|1560|=1-2$", scripts[1], re.M), "the time in the scheduler's form"
+
+
 def test_slurm_quotes_and_never_executes(harmful, tmp_path):
     script = job("slurm", harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
     (words,) = run_with_stubs(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
@@ -109,6 +140,9 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
         (("slurm", "digits", "--partition", "$(me)"), "--partition $(me): must be letters, digits and"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
+        (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for one method; istmpi compare has --repeats"),
+        (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),
+        (("lsf", "digits", "--time", "4:0"), "--time 4:0: must be minutes"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
         (

@@ -1,28 +1,31 @@
-"""Print scripts that run istmpi on SLURM and EC2.
+"""Print scripts that run istmpi on SLURM, PBS, LSF and EC2.
 
 A script is a template of job_scripts/, filled in for one run. A text of the user's is quoted, never executed.
 """
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import click
 
-from istmpi.cli.options import MOST_RANKS, flag, text, whole
+from istmpi.cli.options import MOST_RANKS, Decorator, flag, text, whole
 from istmpi.cli.run_options import resolve
+from istmpi.cli.schedulers import SCHEDULERS, Scheduler, times
 from istmpi.config import Run
+from istmpi.environment import read
 from istmpi.errors import ConfigError
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-_TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00"
-_NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
+_NAME = r"[\w.,@%+/:=-]+"
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -30,69 +33,93 @@ _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 @click.group("job")
 def command() -> None:
-    """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
+    """Scripts that run istmpi on SLURM, PBS, LSF and EC2, printed ready to be submitted."""
 
 
-@command.command("slurm")
-@_RUN
-@_OPTIONS
-@whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
-@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
-@text("--partition", "NAME", "The option of sbatch.")
-@flag("--compare", "Compare several methods in turn: istmpi compare.")
-@whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
-@text("--modules", "NAME,NAME,...", "Environment modules to load.")
-@click.option(
-    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="What starts ranks; else the first that works."
-)
-@text("--interface", "NAME", "Network interface between the nodes.")
-@text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
-@flag("--stage-venv", "Copy the virtual environment there, too.")
-@whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-@whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0)
-def slurm(
-    run: str,
-    options: tuple[str, ...],
-    nodes: int | None,
-    compare: bool,
-    gpus: int | None,
-    modules: str | None,
-    launcher: str | None,
-    interface: str | None,
-    stage: tuple[str, ...],
-    stage_venv: bool,
-    restarts: int,
-    relaunch: int | None,
-    **given: str | None,
-) -> None:
-    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
+def _submitted(name: str, scheduler: Scheduler, *extra: Decorator) -> None:
+    """Add the command that prints job scripts for a scheduler."""
+
+    def script(run: str, options: tuple[str, ...], **given: Any) -> None:
+        _print_job(name, scheduler, (run, *options), given)
+
+    script.__doc__ = f"""Print a job script for {scheduler.title} that trains RUN.
+
+    Options of istmpi train, or of istmpi compare with --compare, go behind --.
 
     \b
-    istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
+    istmpi job {name} speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.{scheduler.template.rpartition(".")[2]}
     """
-    if relaunch and compare:
+    for decorator in (*extra, *_JOB_OPTIONS, _OPTIONS, _RUN):
+        script = decorator(script)
+    command.command(name)(script)
+
+
+_JOB_OPTIONS = (
+    whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0),
+    flag("--stage-venv", "Copy the virtual environment there, too."),
+    text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True),
+    text("--interface", "NAME", "Network interface between the nodes."),
+    click.option(
+        "--launcher",
+        type=click.Choice(["pmix", "pmi2", "mpirun"]),
+        help="What starts ranks; else the first that works.",
+    ),
+    text("--modules", "NAME,NAME,...", "Environment modules to load."),
+    whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000),
+    flag("--compare", "Compare several methods in turn: istmpi compare."),
+    whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS),
+    whole("--memory", "GB", "Memory of each node.", 1, 1_000_000),
+    text("--account", "NAME", "Account, or project, that pays."),
+    click.option("--partition", "--queue", metavar="NAME", help="Partition, or queue."),
+    text("--time", "TIME", "Time limit: minutes, H:M:S or D-H."),
+    whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS),
+)
+_CORES = whole("--cores", "N", "Cores of each node.", 1, 10_000, default=8)
+_RESTARTS = whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
+_submitted("slurm", SCHEDULERS["slurm"], _RESTARTS)
+_submitted("pbs", SCHEDULERS["pbs"], _CORES)
+_submitted("lsf", SCHEDULERS["lsf"], _CORES)
+
+
+def _print_job(name: str, scheduler: Scheduler, arguments: Sequence[str], given: dict[str, Any]) -> None:
+    compare, nodes, gpus, seeds = (given[key] for key in ("compare", "nodes", "gpus", "seeds"))
+    if compare and given["relaunch"]:
         raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
-    if relaunch is None and not compare:
-        relaunch = 3
-    for file in stage:
+    if compare and seeds:
+        raise click.UsageError("--seeds is for one method; istmpi compare has --repeats, behind --.")
+    for file in given["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
-    settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
-    if gpus:
-        settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
-    _check_settings(settings)
-    if nodes is not None:
-        settings["nodes"] = str(nodes)
-    check((run, *options), (nodes or 1) * (gpus or 1), "compare" if compare else "train")
-    start = {"restarts": restarts, "relaunch": relaunch, "launcher": launcher, "interface": interface}
-    words = _words(start | {"ranks-per-host": gpus})
-    words += [word for file in stage for word in ("--stage", file)] + ["--stage-venv"] * stage_venv
+    for option in ("partition", "account"):
+        if given[option] is not None and not re.fullmatch(_NAME, given[option]):
+            raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
+    limits = times(given["time"] or ("12:00:00" if compare else "4:00:00"))
+    verb = "compare" if compare else "train"
+    resolved = check(arguments, (nodes or 1) * (gpus or 1), verb)
+    if seeds and resolved.output.folder:
+        raise ConfigError(
+            f"--out {resolved.output.folder}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead."
+        )
+    fields = limits | {"name": job_name(arguments[0]), "nodes": nodes or 2, "ranks": gpus or 1}
+    fields |= {key: given.get(key) for key in ("account", "memory", "gpus", "seeds", "cores")} | {
+        "queue": given["partition"]
+    }
+    fields = {key: value for key, value in fields.items() if value is not None}
+    fields["slots"] = fields["nodes"] * fields.get("cores", 1)
+    relaunch = given["relaunch"] if compare or given["relaunch"] is not None else 3
+    start = {"restarts": given.get("restarts"), "relaunch": relaunch}
+    words = _words(start | {key: given[key] for key in ("launcher", "interface")} | {"ranks-per-host": gpus})
+    words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
-    lines = [f"module load {shlex.join(modules.split(','))}"] if modules else []
+    lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given["modules"] else []
+    lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * ("ISTMPI_RUNS" in os.environ)
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    script = "compare" if compare else "train"
-    _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
+    lines += [
+        line.format_map({**fields, "verb": "compare" if compare else "train --resume auto"}) for line in scheduler.lines
+    ]
+    template = scheduler.filled((TEMPLATES / scheduler.template.format(verb=verb)).read_text(encoding="utf-8"), fields)
+    _print_script(template, name, lines, arguments)
 
 
 @command.command("ec2")
@@ -148,7 +175,7 @@ def ec2(
         f"FOLDER={shlex.quote(str(out))}",
         *(f"{name}={shlex.quote(value)}" for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value),
     ]
-    _print_script("ec2/train.sh", "ec2", lines, arguments)
+    _print_script((TEMPLATES / "ec2" / "train.sh").read_text(encoding="utf-8"), "ec2", lines, arguments)
 
 
 @command.command("folder")
@@ -196,30 +223,10 @@ def _words(options: Mapping[str, object]) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
 
 
-def _check_settings(settings: Mapping[str, str]) -> None:
-    for name, value in settings.items():
-        shape, example = _TIME if name == "time" else _NAME
-        if not re.fullmatch(shape, value):
-            raise ConfigError(f"--{name} {value}: must be {example}.")
-
-
-def _print_script(
-    template: str, verb: str, lines: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str] | None = None
-) -> None:
-    text = (TEMPLATES / template).read_text(encoding="utf-8")
-    for name, value in (settings or {}).items():
-        text = _with_setting(text, name, value)
+def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:
     lines = [f"# ---- filled in by istmpi job {verb}", *lines, f"set -- {shlex.join(arguments)}", "# ----", ""]
-    text = _MARK.sub(lambda _: "\n".join(lines), text, count=1)
+    text = _MARK.sub(lambda _: "\n".join(lines), template, count=1)
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
             raise ConfigError(f"the script would have a line that cannot be printed: {line}. Name it otherwise.")
     click.echo(text, nl=False)
-
-
-def _with_setting(text: str, name: str, value: str) -> str:
-    line, old = f"#SBATCH --{name}={value}", re.compile(rf"^#SBATCH --{name}=.*$", re.MULTILINE)
-    if old.search(text):
-        return old.sub(lambda _: line, text)
-    last = list(re.finditer(r"^#SBATCH .*$", text, re.MULTILINE))[-1].end()
-    return f"{text[:last]}\n{line}{text[last:]}"
