@@ -24,7 +24,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72re
        background: var(--paper); overflow-wrap: break-word }}
 .verdict {{ max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
 .made, .more {{ color: var(--faint); font-size: .85em }}
-.wide {{ overflow-x: auto }} td {{ white-space: nowrap }}
+.wide {{ overflow-x: auto }} td, .value {{ white-space: nowrap }}
 th:first-child {{ position: sticky; left: 0; background: var(--paper) }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
