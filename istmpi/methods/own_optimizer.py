@@ -21,12 +21,17 @@ class OwnOptimizer:
 
     ``make``: returns the optimizer of a list of parameters, or of groups of them. ``groups``: the options of the
     parameters whose names match a pattern such as ``*.bias``; the first pattern that matches decides.
-    ``schedule``: returns a `torch.optim.lr_scheduler` of an optimizer; it is stepped after every local step.
+    ``schedule``: returns a `torch.optim.lr_scheduler` of an optimizer. It steps after every local step;
+    `ReduceLROnPlateau` steps after every score.
     """
 
     def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
+        self.scores: dict[int, float] = {}
+        """The scores of the full network that came before a local step, by its number: for `ReduceLROnPlateau`."""
+        self.scores_known = True
+        """False for a run resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
 
     @property
@@ -50,7 +55,12 @@ class OwnOptimizer:
         """Return the optimizer of a network's parameters, without state."""
         if self._pilot is None:
             meta = {name: nn.Parameter(values.detach().to("meta")) for name, values in network.named_parameters()}
-            self._pilot = _Pilot(self._make(self._grouped(meta.items())), self._schedule)
+            self._pilot = _Pilot(self._make(self._grouped(meta.items())), self._schedule, self.scores)
+        if self._pilot.follows_scores and not self.scores_known:
+            raise ConfigError(
+                "schedule: ReduceLROnPlateau needs the scores of all rounds before, and this folder has none. Resume "
+                "in the run's own folder."
+            )
         return self._make(self._grouped(network.named_parameters()))
 
     def _grouped(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
@@ -76,31 +86,39 @@ class OwnOptimizer:
 class _Pilot:
     """The groups of an optimizer at any local step: it has no values, and steps with its schedule."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Callable[[Any], Any] | None):
-        self._optimizer = optimizer
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Callable[[Any], Any] | None,
+        scores: Mapping[int, float],
+    ):
+        self._optimizer, self._scores = optimizer, scores
         self._first = [{**group} for group in optimizer.param_groups]
-        self._new, self._step = schedule, 0
+        self._new = schedule
+        self._step, self._followed = 0, list[float]()
         self._schedule = self._scheduled()
+        self.follows_scores = isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _scheduled(self) -> Any:
         scheduler = self._new(self._optimizer) if self._new else None
         if scheduler is not None and not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             raise ConfigError(f"schedule returns {type(scheduler).__name__}, which is no torch.optim.lr_scheduler.")
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ConfigError("schedule: ReduceLROnPlateau follows a score, not local steps. Use another schedule.")
         return scheduler
 
     def groups_at(self, step: int) -> list[dict[str, Any]]:
         if self._schedule is None:
             return self._optimizer.param_groups
-        if step < self._step:
+        scores = [score for first, score in self._scores.items() if first <= step] if self.follows_scores else []
+        if step < self._step or scores[: len(self._followed)] != self._followed:
             for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
                 group.clear()
                 group.update(first)
-            self._schedule, self._step = self._scheduled(), 0
+            self._schedule, self._step, self._followed = self._scheduled(), 0, []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its optimizer never steps
-            for _ in range(step - self._step):
+            for score in scores[len(self._followed) :]:
+                self._schedule.step(score)
+            for _ in range(0 if self.follows_scores else step - self._step):
                 self._schedule.step()
-        self._step = step
+        self._step, self._followed = step, scores
         return self._optimizer.param_groups

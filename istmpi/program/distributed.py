@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -31,16 +30,18 @@ from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
 from istmpi.program.printing import Printing
-from istmpi.program.round import Round
+from istmpi.program.round import Round, require_on
 from istmpi.program.settings import dotted, in_python
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
+from istmpi.program.values import inputs_of, sums_of
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
-from istmpi.trees import Named, tensors_of
+from istmpi.trees import tensors_of
 
+HOST = torch.device("cpu")
 ScoreOf = Callable[[nn.Module, Any], Any]
 
 
@@ -121,6 +122,7 @@ class Distributed:
         self._record: RunRecord | None = None
         self._guard: Any = None
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
+        self._made = made
         if made:
             with self.communicator.agreed():
                 made.require_usable(self.training.architecture.parameters)
@@ -158,7 +160,8 @@ class Distributed:
             if record is None:
                 return
             self._record, loaders = record, record.folder / "loaders"
-            self._streams.load(loaders, training.rounds_done)
+            self._take_scores_up()
+            self._streams.load(loaders, training.rounds_done, resumed)
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
                 self._streams.begin_round()
@@ -179,6 +182,16 @@ class Distributed:
             if training.done and network and not self._calibrated_again():
                 self._note("the network is saved without moments of its batch normalisations: evaluate it before.")
             self.summary = record.end(network)
+
+    def _take_scores_up(self) -> None:
+        """Give the schedule the scores of the rounds before resuming. Collective."""
+        if not self._made:
+            return
+        lines, first_step = self.metrics(), self.training.method.first_step
+        self._made.scores_known = len(lines) >= self.training.rounds_done
+        scores = {first_step(line["round"]): line["score"] for line in lines if line.get("score") is not None}
+        self._made.scores.clear()
+        self._made.scores.update(scores)
 
     def end(self) -> None:
         """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
@@ -215,9 +228,10 @@ class Distributed:
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
             sums, count = {}, 0
+            self.guard(full.module, lambda _, *inputs: require_on(HOST, inputs, "the network to evaluate is"))
             with torch.no_grad():
                 for batch in own_batches(loader, *share, seed):
-                    values, rows = _values(score(full.module, batch), examples_in(batch))
+                    values, rows = sums_of(score(full.module, batch), examples_in(batch))
                     count += rows
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, and {[*sums]} for those before.")
@@ -238,7 +252,8 @@ class Distributed:
             if (batch := next(batches, None)) is None:
                 raise ConfigError("calibrate: the loader has no batch.")
         full.calibrate_by(lambda: score(full.module, batch))
-        training.calibrated_after = training.rounds_done
+        if None not in full.moments.values():
+            training.calibrated_after = training.rounds_done
 
     def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
         per_rank = self.communicator.allgather((sums, count))
@@ -257,6 +272,8 @@ class Distributed:
         more = {key: value for key, value in means.items() if key != first} or None
         score = Score(float("nan"), means[first], examples, more=more)
         self._scores = {self.training.rounds_done: score}
+        if self._made and self.training.rounds_done:
+            self._made.scores[self.training.method.first_step(self.training.rounds_done)] = score.score
         if self.summary:
             self.summary = self._record.add_score(score)
         return means.get("", means)
@@ -346,7 +363,7 @@ class Distributed:
         """Call ``check`` before each pass of the present round's module, and of no earlier one's."""
         if self._guard:
             self._guard.remove()
-        self._guard = module.register_forward_pre_hook(check)
+        self._guard = module.register_forward_pre_hook(check, with_kwargs=True)
 
     def _calibrated_again(self) -> bool:
         """Take the moments of batch normalisations that are not known after this round; False if nobody said how."""
@@ -357,39 +374,11 @@ class Distributed:
             training.method.publish()
             self._calibrate()
             training.evaluator.network.release()
-        return bool(self._calibration)
+        return training.calibrated
 
     def _require_calibrated(self) -> None:
         if not self._calibrated_again():
             raise ConfigError(
                 "the network has batch normalisations, whose moments are not known after this round: call evaluate "
-                "with calibrate=, a loader of training data."
+                "with calibrate=, a loader of training data, and a score that passes its batches through the network."
             )
-
-
-def inputs_of(example: Any) -> tuple[Any, ...]:
-    """Return an example as a batch's inputs; ConfigError where it has no tensor."""
-    if isinstance(example, Mapping):
-        inputs: tuple[Any, ...] = (Named(example),)
-    else:
-        inputs = example if type(example) is tuple else (example,)
-    if next(tensors_of(inputs), None) is None:
-        raise ConfigError(f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them.")
-    return inputs
-
-
-def _values(returned: Any, rows: int) -> tuple[dict[str, float], int]:
-    """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
-    if isinstance(returned, tuple) and len(returned) == 2:
-        total, count = returned
-        return {"": _number(total)}, int(_number(count))
-    if isinstance(returned, Mapping):
-        return {name: _number(value) * rows for name, value in returned.items()}, rows
-    return {"": _number(returned) * rows}, rows
-
-
-def _number(value: Any) -> float:
-    with suppress(TypeError, ValueError, RuntimeError):
-        return float(value)
-    what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of such by their names.")

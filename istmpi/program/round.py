@@ -11,9 +11,17 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.program.streams import Stream, examples_in
 from istmpi.training.loop import Training
+from istmpi.trees import tensors_of
 
 WATCHED = 2**24
 """Bytes of a buffer up to which it is looked at whether the loop has changed it."""
+
+
+def require_on(device: torch.device, inputs: Any, network: str) -> None:
+    """Refuse, with a ConfigError, inputs with a tensor on another device; ``network``: the error's first words."""
+    for x in tensors_of(inputs):
+        if x.device != device:
+            raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
 
 
 class Round:
@@ -174,8 +182,7 @@ class Round:
                 for name, values in self.module.named_buffers()
                 if name in frozen or values.nbytes < WATCHED
             }
-            if not method.shards.route.keeps_all:
-                self._job.guard(self.module, self._require_under_way)
+            self._job.guard(self.module, self._look_at)
 
     def _update(self, closure: None = None) -> None:
         self._require_under_way()
@@ -188,9 +195,15 @@ class Round:
         method.subnet.end_step(self._step, method.rate(self._step))
         self._taken = True
 
-    def _require_under_way(self, *_: Any) -> None:
+    def _require_under_way(self) -> None:
         if self._over:
             raise self._error("its module and optimizer are used after its end. Take those of the present round")
+
+    def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Refuse inputs on another device, and a module that is gone with its round."""
+        if not self._method.shards.route.keeps_all:
+            self._require_under_way()
+        require_on(self.device, (inputs, named), f"round {self.number}: round.module is")
 
     def _require_same_parameters(self) -> None:
         for name, values in self.module.named_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -221,12 +222,21 @@ class Streams:
             for path in files[: -kept - 1]:
                 path.unlink(missing_ok=True)
 
-    def load(self, folder: Path, round: int) -> None:
-        """Take the states that this rank saved in a folder after a round; fingerprints of data lie there, too."""
+    def load(self, folder: Path, round: int, resumed: str = "") -> None:
+        """Take the states that this rank saved in a folder after a round; fingerprints of data lie there, too.
+
+        ``resumed``: the run, or its checkpoint, from whose folder both are copied where it is another one.
+        """
         self._folder = folder
+        data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"
         if not round:
-            (folder / f"data-{self._communicator.rank}.json").unlink(missing_ok=True)
-        path = folder / f"{round}-{self._communicator.rank}.pt"
+            data.unlink(missing_ok=True)
+        elif not data.exists():
+            for earlier in (Path(resumed), *Path(resumed).resolve().parents[:2]):
+                for file in (data, path):
+                    if (earlier / "loaders" / file.name).is_file():
+                        folder.mkdir(parents=True, exist_ok=True)
+                        shutil.copyfile(earlier / "loaders" / file.name, file)
         if path.is_file():
             try:
                 self._states = torch.load(path, weights_only=True)

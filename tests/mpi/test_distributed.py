@@ -235,16 +235,17 @@ class Counting:
         self.next = state["next"]
 
 
-def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp):
-    seen = []
-    for rounds in (3, 4):  # the second one resumes after round 2, of which there is a checkpoint
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp, elsewhere):
+    """Its state is found in the folder of the run that is resumed, too."""
+    seen, first, second = [], shared_tmp / "run", shared_tmp / ("other" if elsewhere else "run")
+    for rounds, folder in ((3, first), (4, second)):  # the second one resumes after round 2, the last checkpoint
         job = istmpi.Distributed(
             networks.TwoTowers, {"features": 5}, comm, example=pair(6), checkpoint_every=1, **SETTINGS
         )
         loader = Counting()
-        for round in job.rounds(
-            rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False, network=False
-        ):
+        resume = first if folder != first else "auto"
+        for round in job.rounds(rounds, folder=folder, resume=resume, watch=Watch(), signals=False, network=False):
             for x in round.take(loader):
                 seen.append(round_to(x))
                 round.step(round.module(x, x).square().mean())
@@ -275,10 +276,10 @@ def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tm
 def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
     """As prepared data are; each rank's own only on as many ranks as before."""
 
-    def train(rounds, value):
+    def train(rounds, value, folder="run", resume="auto"):
         data = TensorDataset(torch.full((12, 5), value).double())
         job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False):
+        for round in job.rounds(rounds, folder=shared_tmp / folder, resume=resume, watch=Watch(), signals=False):
             for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True), local=local):
                 round.step(round.module(x, x).square().mean())
 
@@ -286,6 +287,8 @@ def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
     train(2, 0.0)
     with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
         train(3, 1.0)
+    with pytest.raises(DataError, match="loader 1: its data set is another one than before resuming. Give the same"):
+        train(3, 1.0, "other", shared_tmp / "run")
     path = shared_tmp / f"run/loaders/data-{comm.rank}.json"
     path.write_text(path.read_text().replace(f" {comm.size}]", f" {comm.size + 1}]"))
     if local:
@@ -512,6 +515,42 @@ def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shar
         assert [each[0] for each in rates] == pytest.approx([rate / 10 for rate in expected])
 
 
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp, method):
+    """The rates are those of a scheduler in one process that is given the same scores."""
+    scores, examples = [0.5, 0.6, 0.6, 0.6, 0.55, 0.7], [EXAMPLE] * comm.size
+
+    def plateau(optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.5, patience=0)
+
+    def rates_of(rounds, folder, resume=None):
+        job, rates = distributed(comm, method=method, optimizer=own, schedule=plateau), {}
+
+        def behind(round):
+            rates[round.number] = round.rate
+            job.evaluate(lambda module, x: 0 * module(x.double()).mean(), examples, calibrate=examples)
+            job.evaluate(lambda module, x: scores[round.number - 1], examples)
+
+        loop(
+            job, Training(run_of({"method": method}), comm).batches, rounds, folder=folder, resume=resume, behind=behind
+        )
+        return job, rates
+
+    alone = own([torch.nn.Parameter(torch.zeros(1))])
+    scheduler, expected = plateau(alone), []
+    for score in scores:
+        expected.append(alone.param_groups[0]["lr"])
+        scheduler.step(score)
+    uninterrupted, rates = rates_of(6, shared_tmp / "whole")
+    assert [*rates.values()] == expected and min(expected) == 0.01 / 8
+    rates_of(4, shared_tmp / "halves")
+    resumed, rates = rates_of(6, shared_tmp / "halves", "auto")
+    assert rates == {5: expected[4], 6: expected[5]}
+    assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau needs the scores of all rounds before"):
+        rates_of(7, shared_tmp / "elsewhere", shared_tmp / "halves")
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("method", ["ist", "data-parallel"])
 def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
@@ -715,6 +754,13 @@ def test_a_score_is_one_number(comm, score, what):
         job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
 
 
+def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
+    job = distributed(comm)
+    job.evaluate(lambda module, batch: 0.0, [EXAMPLE] * comm.size, calibrate=[EXAMPLE] * comm.size)
+    with pytest.raises(ConfigError, match="calibrate=, a loader of training data, and a score that passes its batches"):
+        job.save(shared_tmp / "network.h5")
+
+
 def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
     for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
@@ -815,14 +861,15 @@ def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, s
     assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", rounds=5, method=method).training))
 
 
-def test_batches_on_another_device_are_refused_by_torch(comm, shared_tmp):
-    """The error is raised where the batch is used, and not by what looks at batches."""
-    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_batches_on_another_device_are_refused(comm, shared_tmp, method):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), method=method, **SETTINGS)
     batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
-    with pytest.raises(RuntimeError, match="device"):
+    with pytest.raises(ConfigError, match="the network to evaluate is on cpu and its input on meta. Use batch.to"):
         job.evaluate(lambda module, x: module(x, x).mean(), batches * comm.size)
     round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
     x = next(iter(round.take(batches)))
-    with pytest.raises(RuntimeError, match="device"):
-        round.step(round.module(x, x).mean())
+    for inputs, named in [((x, x), {}), ((), {"left": x, "right": x})]:
+        with pytest.raises(ConfigError, match="round 1: round.module is on cpu and its input on meta. Use batch.to"):
+            round.module(*inputs, **named)
     assert round.device == torch.device("cpu")
