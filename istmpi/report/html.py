@@ -33,7 +33,8 @@ tbody th {{ font-weight: 400 }}
 td .more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
-.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem; margin: 1.5rem 0 .5rem }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
+            margin: 1.5rem 0 .5rem }}
 figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
 """
 

@@ -82,15 +82,10 @@ GRAMMAR = {
 
 
 @pytest.mark.parametrize("scheduler", GRAMMAR)
-def test_every_scheduler_gets_directives_of_its_manual(scheduler, tmp_path):
+def test_every_scheduler_gets_directives_of_its_manual(scheduler):
     given = "--nodes", 8, "--time", "1-2", "--gpus", 2, "--memory", 64, "--account", "a-1", "--queue", "long"
-    scripts = [
-        job(scheduler, "digits"),
-        job(scheduler, "digits", *given),
-        job(scheduler, "digits", *given, "--seeds", 3),
-    ]
+    scripts = [job(scheduler, "digits", *words) for words in ((), given, (*given, "--seeds", 3), ("--compare",))]
     scripts += [path.read_text() for path in (ROOT / "jobs" / scheduler).iterdir()]
-    scripts.append(job(scheduler, "digits", "--compare", "--", "--methods", "ist,local-sgd"))
     for script in scripts:
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
         lines = [line for line in script.splitlines() if re.match(r"##?[A-Z]+ -", line)]
@@ -100,11 +95,18 @@ def test_every_scheduler_gets_directives_of_its_manual(scheduler, tmp_path):
     assert re.search(r"26:00:00|1560|=1-2$", scripts[1], re.M), "the time in the scheduler's form"
 
 
-def test_slurm_quotes_and_never_executes(harmful, tmp_path):
-    script = job("slurm", harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
-    (words,) = run_with_stubs(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
-    assert words[:6] == ["--restarts", "20", "--relaunch", "3", "istmpi", "train"]
-    assert words[-3:] == [str(harmful), "--out", "$(touch harm)"]
+@pytest.mark.parametrize("scheduler", GRAMMAR)
+def test_schedulers_scripts_quote_and_never_execute(scheduler, harmful, tmp_path):
+    script = job(scheduler, harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
+    folders = dict.fromkeys(("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"), str(tmp_path))
+    hosts = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), os.devnull)
+    tasks = dict.fromkeys(("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"), "7")
+    names = dict.fromkeys(("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME"), "name")
+    (words,) = run_with_stubs(script, tmp_path, **folders, **hosts, **tasks, **names)
+    start = ["--restarts", "20", "--relaunch", "3", "istmpi", "train"]
+    assert words[:6] == start if scheduler == "slurm" else words[2:6] == start[2:]
+    assert words[-7:-4] == [str(harmful), "--out", "$(touch harm)"]
+    assert words[-4:] == ["--seed", "7", "--out", "runs/name-seed-7"]
     assert not list(tmp_path.rglob("harm"))
 
 
@@ -138,7 +140,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder lies below /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
-        (("slurm", "digits", "--partition", "$(me)"), "--partition $(me): must be letters, digits and"),
+        (("slurm", "digits", "--partition", "$(me)"), "--queue $(me): must be letters, digits and"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for one method; istmpi compare has --repeats"),
         (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),

@@ -16,16 +16,18 @@ import click
 
 from istmpi.cli.options import MOST_RANKS, Decorator, flag, text, whole
 from istmpi.cli.run_options import resolve
-from istmpi.cli.schedulers import SCHEDULERS, Scheduler, times
 from istmpi.config import Run
 from istmpi.environment import read
 from istmpi.errors import ConfigError
+from istmpi.foreign import read_toml
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-_NAME = r"[\w.,@%+/:=-]+"
+
+_EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
+"""Values in the commented lines of a script, of options that were not given."""
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -36,33 +38,16 @@ def command() -> None:
     """Scripts that run istmpi on SLURM, PBS, LSF and EC2, printed ready to be submitted."""
 
 
-def _submitted(name: str, scheduler: Scheduler, *extra: Decorator) -> None:
-    """Add the command that prints job scripts for a scheduler."""
-
-    def script(run: str, options: tuple[str, ...], **given: Any) -> None:
-        _print_job(name, scheduler, (run, *options), given)
-
-    script.__doc__ = f"""Print a job script for {scheduler.title} that trains RUN.
-
-    Options of istmpi train, or of istmpi compare with --compare, go behind --.
-
-    \b
-    istmpi job {name} speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.{scheduler.template.rpartition(".")[2]}
-    """
-    for decorator in (*extra, *_JOB_OPTIONS, _OPTIONS, _RUN):
-        script = decorator(script)
-    command.command(name)(script)
-
-
-_JOB_OPTIONS = (
+_EVERYWHERE = (
     whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0),
     flag("--stage-venv", "Copy the virtual environment there, too."),
     text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True),
     text("--interface", "NAME", "Network interface between the nodes."),
-    click.option(
+    text(
         "--launcher",
+        "pmix|pmi2|mpirun",
+        "What starts ranks; else the first that works.",
         type=click.Choice(["pmix", "pmi2", "mpirun"]),
-        help="What starts ranks; else the first that works.",
     ),
     text("--modules", "NAME,NAME,...", "Environment modules to load."),
     whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000),
@@ -70,56 +55,91 @@ _JOB_OPTIONS = (
     whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS),
     whole("--memory", "GB", "Memory of each node.", 1, 1_000_000),
     text("--account", "NAME", "Account, or project, that pays."),
-    click.option("--partition", "--queue", metavar="NAME", help="Partition, or queue."),
+    click.option("--partition", "--queue", "queue", metavar="NAME", help="Partition, or queue."),
     text("--time", "TIME", "Time limit: minutes, H:M:S or D-H."),
     whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS),
+    _OPTIONS,
+    _RUN,
 )
-_CORES = whole("--cores", "N", "Cores of each node.", 1, 10_000, default=8)
 _RESTARTS = whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-_submitted("slurm", SCHEDULERS["slurm"], _RESTARTS)
-_submitted("pbs", SCHEDULERS["pbs"], _CORES)
-_submitted("lsf", SCHEDULERS["lsf"], _CORES)
+_CORES = whole("--cores", "N", "Cores of each node.", 1, 10_000, default=8)
 
 
-def _print_job(name: str, scheduler: Scheduler, arguments: Sequence[str], given: dict[str, Any]) -> None:
-    compare, nodes, gpus, seeds = (given[key] for key in ("compare", "nodes", "gpus", "seeds"))
-    if compare and given["relaunch"]:
+def _scripts_for(name: str, *options: Decorator) -> None:
+    """Add the command that prints job scripts for a scheduler, with options that only this one has."""
+
+    def script(run: str, options: tuple[str, ...], **given: Any) -> None:
+        _print_job(name, (run, *options), given)
+
+    script.__doc__ = f"""Print a job script for {name.upper()} that trains RUN.
+
+    \b
+    istmpi job {name} speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.job
+
+    Options of istmpi train, or of istmpi compare with --compare, go behind --.
+    """
+    for decorator in (*options, *_EVERYWHERE):
+        script = decorator(script)
+    command.command(name)(script)
+
+
+_scripts_for("slurm", _RESTARTS)
+_scripts_for("pbs", _CORES)
+_scripts_for("lsf", _CORES)
+
+
+def _print_job(name: str, arguments: Sequence[str], given: dict[str, Any]) -> None:
+    scheduler = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")[name]
+    verb = "compare" if given["compare"] else "train"
+    if given["compare"] and given["relaunch"]:
         raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
-    if compare and seeds:
+    if given["compare"] and given["seeds"]:
         raise click.UsageError("--seeds is for one method; istmpi compare has --repeats, behind --.")
     for file in given["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file}: there is no such file.")
-    for option in ("partition", "account"):
-        if given[option] is not None and not re.fullmatch(_NAME, given[option]):
+    for option in ("queue", "account"):
+        if given[option] is not None and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
             raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
-    limits = times(given["time"] or ("12:00:00" if compare else "4:00:00"))
-    verb = "compare" if compare else "train"
-    resolved = check(arguments, (nodes or 1) * (gpus or 1), verb)
-    if seeds and resolved.output.folder:
-        raise ConfigError(
-            f"--out {resolved.output.folder}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead."
-        )
-    fields = limits | {"name": job_name(arguments[0]), "nodes": nodes or 2, "ranks": gpus or 1}
-    fields |= {key: given.get(key) for key in ("account", "memory", "gpus", "seeds", "cores")} | {
-        "queue": given["partition"]
-    }
-    fields = {key: value for key, value in fields.items() if value is not None}
+    limits = _limits(given["time"] or ("12:00:00" if given["compare"] else "4:00:00"))
+    out = check(arguments, (given["nodes"] or 1) * (given["gpus"] or 1), verb).output.folder
+    if given["seeds"] and out:
+        raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
+    fields = {key: value for key, value in given.items() if value is not None} | limits | {"verb": "compare"}
+    fields |= {"name": job_name(arguments[0]), "nodes": given["nodes"] or 2, "ranks": given["gpus"] or 1}
     fields["slots"] = fields["nodes"] * fields.get("cores", 1)
-    relaunch = given["relaunch"] if compare or given["relaunch"] is not None else 3
-    start = {"restarts": given.get("restarts"), "relaunch": relaunch}
-    words = _words(start | {key: given[key] for key in ("launcher", "interface")} | {"ranks-per-host": gpus})
+    if not given["compare"]:
+        given["relaunch"] = 3 if given["relaunch"] is None else given["relaunch"]
+        fields["verb"] = "train --resume auto"
+    words = _words({key: given.get(key) for key in ("restarts", "relaunch", "launcher", "interface")})
+    words += _words({"ranks-per-host": given["gpus"]})
     words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
     lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given["modules"] else []
     lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * ("ISTMPI_RUNS" in os.environ)
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    lines += [
-        line.format_map({**fields, "verb": "compare" if compare else "train --resume auto"}) for line in scheduler.lines
-    ]
-    template = scheduler.filled((TEMPLATES / scheduler.template.format(verb=verb)).read_text(encoding="utf-8"), fields)
+    lines += [line.format_map(fields) for line in scheduler["lines"]]
+    template = _template(scheduler["template"].format(verb=verb))
+    for directive in scheduler["directives"]:
+        begin = re.escape(scheduler["mark"] + re.split("[{<]", directive)[0])
+        text = re.sub("<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive)
+        comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
+        text = comment + scheduler["mark"] + text.format_map({**_EXAMPLES, **fields})
+        template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
     _print_script(template, name, lines, arguments)
+
+
+def _limits(text: str) -> dict[str, Any]:
+    """Return a time limit in the forms of all schedulers; ConfigError where SLURM could not read it."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
+    if not match:
+        raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00.")
+    days, *parts = (int(part or 0) for part in match.groups())
+    hours, minutes, seconds = parts if match[1] or match[4] else (0, *parts[:2])
+    seconds += 60 * (minutes + 60 * (hours + 24 * days))
+    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
 
 
 @command.command("ec2")
@@ -138,14 +158,13 @@ def ec2(
     run: str,
     options: tuple[str, ...],
     instances: int,
-    type: str,
     spot: bool,
     region: str | None,
     key: str | None,
     ssh_from: str | None,
     yes_open: bool,
-    hours: int,
     package: str | None,
+    **given: object,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
 
@@ -164,7 +183,7 @@ def ec2(
     arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
         arguments, send = (*arguments, "--data", data), [*send, "--send", data]
-    up = _words({"instances": instances, "type": type, "hours": hours})
+    up = _words({"instances": instances, "type": given["type"], "hours": given["hours"]})
     up += ["--spot"] * spot + ["--yes-open"] * yes_open + _words({"package": package or None})
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
@@ -175,7 +194,7 @@ def ec2(
         f"FOLDER={shlex.quote(str(out))}",
         *(f"{name}={shlex.quote(value)}" for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value),
     ]
-    _print_script((TEMPLATES / "ec2" / "train.sh").read_text(encoding="utf-8"), "ec2", lines, arguments)
+    _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
 
 
 @command.command("folder")
@@ -221,6 +240,10 @@ def check(arguments: Sequence[str], ranks: int, verb: str = "train") -> Run:
 
 def _words(options: Mapping[str, object]) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:

@@ -74,11 +74,9 @@ def _list(settings: Sequence[Setting]) -> None:
 
 
 def _list_variables() -> None:
-    for name, variable in VARIABLES.items():
+    for name, (reader, default, help) in VARIABLES.items():
         here = f"; here {one_line(os.environ[name])}" if name in os.environ else ""
-        click.echo(
-            f"{click.style(name, bold=True):20}  {variable.help}\n  {variable.reader}; default {variable.default}{here}"
-        )
+        click.echo(f"{click.style(name, bold=True)}  {help}\n  {reader}; default {default}{here}")
 
 
 def _description(setting: Setting) -> str:
