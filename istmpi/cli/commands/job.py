@@ -8,13 +8,14 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
 
-from istmpi.cli.options import MOST_RANKS, Decorator, flag, text, whole
+from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.environment import read
@@ -38,62 +39,41 @@ def command() -> None:
     """Scripts that run istmpi on SLURM, PBS, LSF and EC2, printed ready to be submitted."""
 
 
-_EVERYWHERE = (
-    whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0),
-    flag("--stage-venv", "Copy the virtual environment there, too."),
-    text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True),
-    text("--interface", "NAME", "Network interface between the nodes."),
-    text(
-        "--launcher",
-        "pmix|pmi2|mpirun",
-        "What starts ranks; else the first that works.",
-        type=click.Choice(["pmix", "pmi2", "mpirun"]),
-    ),
-    text("--modules", "NAME,NAME,...", "Environment modules to load."),
-    whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000),
-    flag("--compare", "Compare several methods in turn: istmpi compare."),
-    whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS),
-    whole("--memory", "GB", "Memory of each node.", 1, 1_000_000),
-    text("--account", "NAME", "Account, or project, that pays."),
-    click.option("--partition", "--queue", "queue", metavar="NAME", help="Partition, or queue."),
-    text("--time", "TIME", "Time limit: minutes, H:M:S or D-H."),
-    whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS),
-    _OPTIONS,
-    _RUN,
+@click.command("slurm")
+@_RUN
+@_OPTIONS
+@whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
+@whole("--cores", "N", "PBS, LSF: cores of each node.", 1, 10_000, default=8)
+@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.  [default: 4:00:00, of a comparison 12:00:00]")
+@click.option("--partition", "--queue", "queue", metavar="NAME", help="Partition, or queue.")
+@text("--account", "NAME", "Account, or project, that pays.")
+@whole("--memory", "GB", "Memory of each node.", 1, 1_000_000)
+@flag("--compare", "Compare several methods in turn: istmpi compare.")
+@whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
+@whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000)
+@text("--modules", "NAME,NAME,...", "Environment modules to load.")
+@click.option(
+    "--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="What starts ranks; else the first that works."
 )
-_RESTARTS = whole("--restarts", "N", "Times to be queued again.", 0, 1000, default=20)
-_CORES = whole("--cores", "N", "Cores of each node.", 1, 10_000, default=8)
-
-
-def _scripts_for(name: str, *options: Decorator) -> None:
-    """Add the command that prints job scripts for a scheduler, with options that only this one has."""
-
-    def script(run: str, options: tuple[str, ...], **given: Any) -> None:
-        _print_job(name, (run, *options), given)
-
-    script.__doc__ = f"""Print a job script for {name.upper()} that trains RUN.
+@text("--interface", "NAME", "Network interface between the nodes.")
+@text("--stage", "FILE", "Copy it to each node's local disk first.", multiple=True)
+@flag("--stage-venv", "Copy the virtual environment there, too.")
+@whole("--restarts", "N", "SLURM: times to be queued again.", 0, 1000, default=20)
+@whole("--relaunch", "N", "Times to resume at once, inside the job, without lost nodes (3; not with --compare).", 0)
+@click.pass_context
+def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
+    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, go behind --.
 
     \b
-    istmpi job {name} speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.job
-
-    Options of istmpi train, or of istmpi compare with --compare, go behind --.
+    istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 | sbatch
+    istmpi job pbs speech --nodes 8 --cores 16 > speech.pbs && qsub speech.pbs
+    istmpi job lsf speech --nodes 8 --cores 16 | bsub
     """
-    for decorator in (*options, *_EVERYWHERE):
-        script = decorator(script)
-    command.command(name)(script)
-
-
-_scripts_for("slurm", _RESTARTS)
-_scripts_for("pbs", _CORES)
-_scripts_for("lsf", _CORES)
-
-
-def _print_job(name: str, arguments: Sequence[str], given: dict[str, Any]) -> None:
-    scheduler = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")[name]
-    verb = "compare" if given["compare"] else "train"
-    if given["compare"] and given["relaunch"]:
+    scheduler = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")[context.info_name]
+    compare, seeds, gpus = given["compare"], given["seeds"], given["gpus"]
+    if compare and given["relaunch"]:
         raise click.UsageError("--relaunch may change the number of ranks: it is for one run alone.")
-    if given["compare"] and given["seeds"]:
+    if compare and seeds:
         raise click.UsageError("--seeds is for one method; istmpi compare has --repeats, behind --.")
     for file in given["stage"]:
         if not Path(file).is_file():
@@ -101,19 +81,17 @@ def _print_job(name: str, arguments: Sequence[str], given: dict[str, Any]) -> No
     for option in ("queue", "account"):
         if given[option] is not None and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
             raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
-    limits = _limits(given["time"] or ("12:00:00" if given["compare"] else "4:00:00"))
-    out = check(arguments, (given["nodes"] or 1) * (given["gpus"] or 1), verb).output.folder
-    if given["seeds"] and out:
+    limits = _limits(given["time"] or ("12:00:00" if compare else "4:00:00"))
+    verb, start = ("compare", "compare") if compare else ("train", "train --resume auto")
+    out = check((run, *options), (given["nodes"] or 1) * (gpus or 1), verb).output.folder
+    if seeds and out:
         raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
-    fields = {key: value for key, value in given.items() if value is not None} | limits | {"verb": "compare"}
-    fields |= {"name": job_name(arguments[0]), "nodes": given["nodes"] or 2, "ranks": given["gpus"] or 1}
-    fields["slots"] = fields["nodes"] * fields.get("cores", 1)
-    if not given["compare"]:
-        given["relaunch"] = 3 if given["relaunch"] is None else given["relaunch"]
-        fields["verb"] = "train --resume auto"
-    words = _words({key: given.get(key) for key in ("restarts", "relaunch", "launcher", "interface")})
-    words += _words({"ranks-per-host": given["gpus"]})
+    given |= {"ranks-per-host": gpus, "relaunch": 3 if given["relaunch"] is None and not compare else given["relaunch"]}
+    words = _words({key: given[key] for key in scheduler["options"]})
     words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
+    fields = {key: value for key, value in given.items() if value is not None} | limits | {"start": start}
+    fields |= {"name": job_name(run), "nodes": given["nodes"] or 2, "ranks": gpus or 1}
+    fields["slots"] = fields["nodes"] * given["cores"]
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
     lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given["modules"] else []
@@ -127,7 +105,13 @@ def _print_job(name: str, arguments: Sequence[str], given: dict[str, Any]) -> No
         comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
         text = comment + scheduler["mark"] + text.format_map({**_EXAMPLES, **fields})
         template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
-    _print_script(template, name, lines, arguments)
+    _print_script(template, context.info_name, lines, (run, *options))
+
+
+for _name in ("slurm", "pbs", "lsf"):
+    _named = copy(_script)
+    _named.name = _name
+    command.add_command(_named)
 
 
 def _limits(text: str) -> dict[str, Any]:
