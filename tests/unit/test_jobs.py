@@ -144,7 +144,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for one method; istmpi compare has --repeats"),
         (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),
-        (("lsf", "digits", "--time", "4:0"), "--time 4:0: must be minutes"),
+        (("lsf", "digits", "--time", "4:00"), "--time 4:00: must be minutes"),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
         (

@@ -115,12 +115,12 @@ for _name in ("slurm", "pbs", "lsf"):
 
 
 def _limits(text: str) -> dict[str, Any]:
-    """Return a time limit in the forms of all schedulers; ConfigError where SLURM could not read it."""
+    """Return a time limit in the forms of all schedulers; ConfigError where they could not read it alike."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
-    if not match:
+    if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
         raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, as in 4:00:00.")
     days, *parts = (int(part or 0) for part in match.groups())
-    hours, minutes, seconds = parts if match[1] or match[4] else (0, *parts[:2])
+    hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)
     seconds += 60 * (minutes + 60 * (hours + 24 * days))
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
