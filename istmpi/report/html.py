@@ -72,11 +72,11 @@ def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:
         for group in comparison.groups
         for curve in group.curves
     ]
-    details = {"The runs": _texts(("method", "seed", "evaluations", "state", "folder"), runs)}
+    table = _texts(("method", "seed", "evaluations", "state", "folder"), runs)
     return (
         f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
         f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"
-        + "".join(f"<details><summary>{title}</summary>\n{table}</details>\n" for title, table in details.items())
+        f"<details><summary>The runs</summary>\n{table}</details>\n"
     )
 
 
