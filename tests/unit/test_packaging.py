@@ -57,8 +57,8 @@ def test_recipes_and_the_lock_say_the_same_as_pyproject_toml():
     wanted = {name: limits.split(",")[0] for name, limits in map(name_and_versions, PROJECT["dependencies"])}
     recipe = (ROOT / "jobs/packaging/recipe.yaml").read_text()
     conda = {name: limits.split(",")[0] for name, limits in re.findall(r"^    - ([\w-]+) (>=\S+)$", recipe, re.M)}
-    named = {"pytorch" if name == "torch" else name: limits for name, limits in wanted.items()}
-    assert conda == named | {"python": PROJECT["requires-python"], "setuptools": ">=77"}
+    more = {"setuptools": ">=77", "python": PROJECT["requires-python"]}
+    assert conda == {{"torch": "pytorch"}.get(name, name): limits for name, limits in wanted.items()} | more
     package = (ROOT / "jobs/packaging/package.py").read_text()
     spack = {name: f">={least}" for name, least in re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):', package)}
     assert spack == wanted | {"setuptools": ">=77", "matplotlib": ">=3.8"}
