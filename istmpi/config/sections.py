@@ -376,4 +376,6 @@ class Comm:
 class Output:
     """The place of the results."""
 
-    folder: Annotated[str, "New folder for the results; by default runs/NAME, with a number when it is taken."] = ""
+    folder: Annotated[
+        str, "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), with a number when it is taken."
+    ] = ""

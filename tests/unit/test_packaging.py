@@ -53,6 +53,20 @@ def test_environment_yml_says_the_same_as_pyproject_toml():
     assert conda == {CONDA_NAMES.get(name, name): versions for name, versions in pip.items()}
 
 
+def test_recipes_and_the_lock_say_the_same_as_pyproject_toml():
+    wanted = {name: limits.split(",")[0] for name, limits in map(name_and_versions, PROJECT["dependencies"])}
+    recipe = (ROOT / "jobs/packaging/recipe.yaml").read_text()
+    conda = {name: limits.split(",")[0] for name, limits in re.findall(r"^    - ([\w-]+) (>=\S+)$", recipe, re.M)}
+    more = {"setuptools": ">=77", "python": PROJECT["requires-python"]}
+    assert conda == {{"torch": "pytorch"}.get(name, name): limits for name, limits in wanted.items()} | more
+    package = (ROOT / "jobs/packaging/package.py").read_text()
+    spack = {name: f">={least}" for name, least in re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):', package)}
+    assert spack == wanted | {"setuptools": ">=77", "matplotlib": ">=3.8"}
+    assert f'version: "{__version__}"' in recipe and f'version("{__version__}")' in package
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "jobs/packaging/tested.txt").read_text(), re.M))
+    assert {*wanted} - {*tested} == {"tomli"}
+
+
 def test_every_import_is_declared():
     names = [name_and_versions(one)[0] for one in requirements("plots", "data", "export")]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}

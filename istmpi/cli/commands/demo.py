@@ -17,6 +17,7 @@ from istmpi.cli.options import bandwidth, flag, real, text, whole
 from istmpi.cli.output import console, table
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
+from istmpi.record import SETTINGS, home
 from istmpi.units import in_seconds, number
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ LATENCY = 100e-6
 @whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
 @text("--rate", "RATE,...", "Links to predict for.", default="10Mbit,50Mbit,250Mbit")
 @real("--seconds", "S", "Training of each method.", 1, 600, default=15)
-@text("--out", "FOLDER", "Where runs and report go.", default="runs/demo")
+@text("--out", "FOLDER", "Folder of runs and report; demo in $ISTMPI_RUNS (runs) by default.")
 @flag("--brief", "Print the prediction alone.")
-def command(ranks: int, rate: str, seconds: float, out: str, brief: bool) -> None:
+def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
     It starts mpirun by itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
@@ -51,9 +52,9 @@ def command(ranks: int, rate: str, seconds: float, out: str, brief: bool) -> Non
     if shutil.which("mpirun") is None:
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI, or load its module; see istmpi doctor.")
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
-    stdout, folder = console(soft_wrap=True), Path(out)
+    stdout, folder = console(soft_wrap=True), home(out or "", "demo")
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
-    training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
+    training = ["--out", str(folder), "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
     _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
     cluster = folder / "cluster.json"
     with stdout.status("measuring this machine"):
@@ -69,7 +70,6 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     from istmpi.cost import cost
     from istmpi.cost.cluster import load, network
     from istmpi.cost.time import round_time
-    from istmpi.record import SETTINGS
     from istmpi.report.comparison import compare, reached
     from istmpi.report.curves import read_curves
 
