@@ -124,6 +124,16 @@ def require_unheld(folder: Path) -> None:
         raise ConfigError(_refusal(folder / FILE, holder))
 
 
+def holder(folder: Path) -> str:
+    """Name who works in a folder; empty where nobody does, or where the file is left over."""
+    path = folder / FILE
+    facts = _parsed(_read(path))
+    alive = _alive(facts)
+    if alive is None and _touched(path):
+        alive = _age(path) < SECONDS_UNTIL_LEFT
+    return _name(facts) if alive else ""
+
+
 def text_of_this_process() -> str:
     return json.dumps(_this_process()) + "\n"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import lock
+from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
 from istmpi.files import require_file, require_files
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
@@ -17,6 +18,8 @@ SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 """The file with the reason why a run of a comparison failed."""
+COMPARISON = "comparison.json"
+"""The file, in a comparison's folder, of what its runs have in common beside their settings."""
 CURE = "Repair the file, or remove the run's folder."
 """The cure for a record that cannot be read."""
 JOB = "job"
@@ -67,7 +70,7 @@ class RunFolder:
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
-                what = "is not empty and not a run's folder" if resume else "is not empty"
+                what = "is not empty and not a run's folder folder" if resume else "is not empty"
                 raise ConfigError(f"--out {path}: the folder {what}. Give another folder, or remove it.")
         except OSError as error:
             raise _unusable(path, error) from None
@@ -156,7 +159,8 @@ def _flatten(line: dict[str, Any]) -> None:
 
 
 def home(wanted: str, name: str) -> Path:
-    return Path(wanted) if wanted else Path("runs") / name
+    """Return the wanted folder, by default NAME in the folder of runs."""
+    return Path(wanted) if wanted else Path(read("ISTMPI_RUNS")) / name
 
 
 def run_of(path: Path) -> Path:

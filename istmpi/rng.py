@@ -34,7 +34,7 @@ def uniform(stream: int, start: int, count: int) -> np.ndarray:
 
 def permutation(length: int, stream: int) -> np.ndarray:
     """A uniformly random order of ``0 .. length - 1``: ``[length]`` int64."""
-    return np.argsort(bits(stream, 0, length), kind="stable")
+    return np.argsort(bits(stream, 0, length))  # no two are alike
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

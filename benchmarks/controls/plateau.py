@@ -39,6 +39,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
     "ist, never redealt": {"method.name": "ist", "method.redeal": 0.0},
     "narrow, local SGD": {"method.name": "local-sgd"},
+    "narrow, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, local SGD": {"method.name": "local-sgd"},
 }
 SPARSE = {"model.name": "xc", "optimizer.name": "adam", "method.optimizer_state": "carry"}
@@ -62,7 +63,7 @@ class Task:
     settings: Mapping[str, object]
     whole: int = 0
     local_steps: int = 20
-    methods: tuple[str, ...] = tuple(METHODS)
+    placement: str = "sharded"
 
 
 TASKS = {
@@ -109,6 +110,11 @@ TASKS = {
         ),
     )
 }
+for like in ("reuters", "identifiers", "cifar", "digits"):
+    task = TASKS[like]
+    alike = f"{like}-alike", f"{task.title}, all data on every rank"
+    widths = tuple(dict.fromkeys((*task.widths, 16)))
+    TASKS[alike[0]] = replace(task, name=alike[0], title=alike[1], placement="shared", widths=widths)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class Cell:
                 **task.settings,
                 **METHODS[row.method],
                 "data.source": str(folder / task.data),
-                "data.placement": "sharded",
+                "data.placement": task.placement,
                 "data.validation": 0.1,
                 "model.hidden": [units] * task.layers,
                 "method.local_steps": task.local_steps,
@@ -176,7 +182,7 @@ def measured(run: Run, communicator: Communicator) -> dict:
                 curve.append([progress.local_steps, progress.validation.score, progress.loss])
     except DivergedError as error:
         return {"diverged": str(error), "curve": curve, "ends": {"merged": {"validation": 0.0, "test": 0.0}}}
-    forms = ("merged", "blocks") if run.method.name == "ist" and not run.method.redeal else ("merged",)
+    forms = ("merged", "blocks") if run.method.name == "ist" else ("merged",)
     for form in forms:
         training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
         ends[form] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
@@ -260,15 +266,16 @@ def rate_at(row: Row, place: int) -> float:
 def rows_of(task: Task, steps: int = 0) -> list[Row]:
     """Return a task's rows, the most telling first."""
     widths = [(ranks, width or task.whole // ranks) for ranks in task.ranks for width in task.widths]
-    return [Row(task, *each, method, steps or task.steps) for each in widths for method in task.methods]
+    return [Row(task, *each, method, steps or task.steps) for each in widths for method in METHODS]
 
 
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
-    if task.name == "identifiers":
+    name = task.name.removesuffix("-alike")
+    if name == "identifiers":
         prepare_identifiers(folder / task.data, 2048)
     else:
-        SHORT[{"digits": "speech"}.get(task.name, task.name)].prepare(raw, folder)
+        SHORT[{"digits": "speech"}.get(name, name)].prepare(raw, folder)
 
 
 def main() -> None:
@@ -302,9 +309,10 @@ def main() -> None:
         rows = [row for steps in lengths for row in rows_of(task, steps)]
         if found := [line for row in rows for line in campaign.lines(row)]:
             notes = (
-                f"{task.title}; {task.batch} examples a rank and step, J = {task.local_steps}, data a part each, a "
-                "cosine of the learning rate. Rates: the best of neighbours 3 times apart on a tenth of the training "
-                "examples, with a worse one on both sides. +-: half of the 95% interval of the mean over seeds. MB: "
+                f"{task.title}; {task.batch} examples a rank and step, J = {task.local_steps}, data "
+                f"{'all on every rank' if task.placement == 'shared' else 'a part each'}, a cosine of the learning "
+                "rate. Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse "
+                "one on both sides. +-: half of the 95% interval of the mean over seeds. MB: "
                 "sent by all ranks, evaluations left out."
             )
             store_cells(f"plateau-{name}", files, options.results)

@@ -107,7 +107,8 @@ def measured(run: Run, cluster: Cluster) -> dict:
     peak = max(communicator.allgather(peaks["rounds, resident"] - before))
     took = max(communicator.allgather(statistics.median(seconds[1:])))
     expected = round_time(plan, cluster).total
-    memory = float(plan.largest.memory.total) / 1e6 + 2 * EXAMPLES * training.dataset.features * 4e-6
+    total, process = plan.largest.memory.total, plan.largest.memory.process
+    memory = float(total - process) / 1e6 + 2 * EXAMPLES * training.dataset.features * 4e-6
     return {
         "method": run.method.name,
         "J": run.method.local_steps,

@@ -7,8 +7,7 @@ Three hidden layers of WIDTH units (22,000: 3.9 GB), a class that says LARGE; 3 
 
 import sys
 import tempfile
-import threading
-import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,8 +15,7 @@ from torch.nn import functional
 
 import istmpi
 from benchmarks.reporting import report
-
-PAGE = 4096
+from benchmarks.scale.memory import status
 
 
 class Large(nn.Module):
@@ -37,31 +35,20 @@ class Large(nn.Module):
         return self.last(x)
 
 
-class Peak:
-    """The largest resident memory since it was last asked for, looked at fifty times a second."""
-
-    def __init__(self):
-        self._most = 0
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self):
-        while True:
-            with open("/proc/self/statm") as file:
-                self._most = max(self._most, int(file.read().split()[1]) * PAGE)
-            time.sleep(0.02)
-
-    def take(self):
-        most, self._most = self._most, 0
-        return most / 1e6
+def peak() -> float:
+    """The highest resident memory in MB since this was last asked for."""
+    most = status("VmHWM")
+    Path("/proc/self/clear_refs").write_text("5")
+    return most
 
 
 def main():
     width = int(sys.argv[1]) if len(sys.argv) > 1 else 22_000
-    peak, communicator, rows = Peak(), istmpi.world(), []
+    communicator, rows = istmpi.world(), []
     x, y = torch.randn(16, 64), torch.randint(0, 10, (16,))
 
     def note(stage):
-        most = communicator.allgather(peak.take())
+        most = communicator.allgather(peak())
         rows.append({"until": stage, "highest peak of a rank, MB": int(max(most)), "lowest": int(min(most))})
 
     def loss_of(module, batch):

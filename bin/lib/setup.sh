@@ -3,7 +3,7 @@
 #
 #   ISTMPI_VENV         where the environment lies            (default: .venv in the project)
 #   ISTMPI_PYTHON       the Python to make it with            (default: the first of python3, python3.10 ... that fits)
-#   ISTMPI_TORCH_INDEX  the index to take torch from          (default: PyTorch's own one for CPU builds)
+#   ISTMPI_TORCH_INDEX  the index to take torch from          (default: PyPI with a GPU, else PyTorch's for CPU builds)
 #   MPIRUN              the launcher to use                   (default: the first that works, else PyPI's MPICH)
 #   ISTMPI_HDF5_PYTHON  a Python whose h5py has MPI           (default: an environment beside the other, with h5py built)
 
@@ -11,26 +11,33 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=${ISTMPI_VENV:-$ROOT/.venv}
 PYTHON=$VENV/bin/python
 TORCH=2.13.0
+CUDA_SIZE=7000 # megabytes on the disk
 TORCH_INDEX=${ISTMPI_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 
+# A stage prints one line as it begins; below it, on a terminal, stands a line of its progress, which is written over.
+[ -t 1 ] && TERMINAL=yes || TERMINAL=
 say() { printf '%s: %s\n' "$(basename "$0")" "$*"; }
 die() { say "$*" >&2; exit 1; }
+size() { du -sm "$@" 2>/dev/null | awk '{ sum += $1 } END { print sum + 0 " MB" }'; }
 
-# A line every few seconds says what pip is at, and how much there is by now: on a slow line it takes minutes. What pip
-# says of an error comes whole.
+# pip_install TEXT ARGUMENTS: what pip says of an error comes whole.
 pip_install() {
-    local log=$VENV/pip.log tmp=$VENV/pip.tmp start=$SECONDS next=$((SECONDS + 3)) step code=0
+    local stage=$1 log=$VENV/pip.log tmp=$VENV/pip.tmp start=$SECONDS step code=0
+    shift
     rm -rf "$tmp" && mkdir -p "$tmp"
+    say "$stage"
     TMPDIR=$tmp "$PYTHON" -m pip install --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 </dev/null &
     while kill -0 $! 2>/dev/null; do
-        if [ $SECONDS -ge $next ]; then
-            next=$((SECONDS + 10))
-            step=$(sed -n 's/^ *\(Collecting\|Downloading\|Building\|Preparing\|Installing\) /\1 /p' "$log" | tail -n 1 | cut -c 1-70)
-            say "  $((SECONDS - start)) s, $(du -sm "$VENV" 2>/dev/null | cut -f 1) MB so far: ${step:-looking for packages}"
+        if [ -n "$TERMINAL" ]; then
+            step=$(sed -n 's/^ *\(Collecting\|Downloading\|Building\|Preparing\|Installing\) /\1 /p' "$log" | tail -n 1)
+            step="  $((SECONDS - start)) s, $(size "$VENV"), ${step:-looking for packages}"
+            printf '\r\033[K%.*s' "$(($(tput cols 2>/dev/null || echo 80) - 1))" "$step"
+            sleep 0.8
         fi
         sleep 0.2
     done
     wait $! || code=$?
+    printf '%s' "${TERMINAL:+$'\r\033[K'}"
     [ $code = 0 ] || cat "$log" >&2
     rm -rf "$tmp"
     return $code
@@ -42,8 +49,10 @@ EDITABLE=(--config-settings editable_mode=compat --editable)
 
 # The stamp makes a second start cheap; it changes with anything that would make pip do something else.
 fingerprint() {
-    { echo "$ROOT"; "$PYTHON" -VV; cat "$ROOT/setup.py" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
+    { echo "$ROOT" "$TORCH_INDEX" "$(gpus)"; "$PYTHON" -VV; cat "$ROOT/setup.py" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
 }
+
+gpus() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sort | uniq -c | awk '{ $1 = $1 " x"; print }' | paste -s -d ,; }
 
 make_venv() {
     "$PYTHON" -m pip --version >/dev/null 2>&1 && return
@@ -53,44 +62,65 @@ make_venv() {
         [ -n "$python" ] || die "needs Python 3.10 or newer; ${candidates[0]} is $("${candidates[0]}" -V 2>&1). Name one: ISTMPI_PYTHON=/path/to/python3"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && break
     done
-    say "making $VENV with $("$python" -V)"
+    say "environment: $VENV, made with $("$python" -V)"
     "$python" -m venv --clear "$VENV" ||
         die "$python cannot make a virtual environment. Debian and Ubuntu: apt install python3-venv; or use conda: environment.yml"
 }
 
-# PyPI's torch for Linux brings gigabytes of CUDA along. CPU builds carry a local version, +cpu, that PyPI cannot have:
-# ask for that one, first from wherever pip is set up to look, then from PyTorch's index; failing takes a second each.
-# --no-deps keeps an index that does not answer from being asked for every dependency.
-install_torch() {
-    "$PYTHON" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$TORCH')" 2>/dev/null && return
+# choose_torch: sets TORCH_FROM to what pip is to be asked for, and TORCH_SIZE to megabytes on the disk. PyPI's torch for
+# Linux brings gigabytes of CUDA along, which is right where there is a GPU. CPU builds carry a local version, +cpu, that
+# PyPI cannot have: they come from wherever pip is set up to look, else from PyTorch's index, whose wheel is asked for by
+# its address: as a second index it would be asked for every other package too.
+choose_torch() {
+    local wheel free
+    TORCH_FROM=("torch==$TORCH") TORCH_SIZE=800
+    free=$(df -Pm "$VENV" | awk 'NR == 2 { print $4 }')
     if [ -n "${ISTMPI_TORCH_INDEX:-}" ]; then
-        pip_install --no-deps --index-url "$TORCH_INDEX" "torch==$TORCH"
+        TORCH_FROM+=(--extra-index-url "$TORCH_INDEX")
+    elif [ -n "$(gpus)" ] && [ "$free" -gt "$CUDA_SIZE" ]; then
+        TORCH_SIZE=$CUDA_SIZE
     elif [ "$(uname -s)" != Linux ]; then
-        pip_install --no-deps "torch==$TORCH" # has no CUDA there
-    elif ! pip_install --no-deps "torch==$TORCH+cpu" 2>/dev/null &&
-        ! pip_install --no-deps --retries 1 --timeout 10 --extra-index-url "$TORCH_INDEX" "torch==$TORCH+cpu" 2>/dev/null; then
-        say "$TORCH_INDEX has no CPU build of torch $TORCH or cannot be reached; taking PyPI's, which may bring CUDA (gigabytes)"
-        pip_install --no-deps "torch==$TORCH"
+        : # PyPI's has no CUDA there
+    elif "$PYTHON" -m pip install --dry-run --ignore-installed --no-deps "torch==$TORCH+cpu" >/dev/null 2>&1; then
+        TORCH_FROM=("torch==$TORCH+cpu")
+    elif wheel=$("$PYTHON" - "$TORCH_INDEX" "$TORCH" <<'END' 2>/dev/null
+import platform, re, sys, urllib.parse, urllib.request
+index, version = sys.argv[1:]
+page = urllib.request.urlopen(index + "/torch/", timeout=10).read().decode()
+tag = "cp%d%d" % sys.version_info[:2]
+links = re.findall('href="([^"#]+)', page)
+print(next(urllib.parse.urljoin(index, link) for link in links
+           if f"/torch-{version}%2Bcpu-{tag}-{tag}-" in link and link.endswith(f"linux_2_28_{platform.machine()}.whl")))
+END
+    ); then
+        TORCH_FROM=("torch @ $wheel")
+    else
+        say "torch: $TORCH_INDEX has no CPU build of $TORCH or cannot be reached; PyPI's may bring CUDA (gigabytes)"
+        TORCH_SIZE=$CUDA_SIZE
     fi
+    [ "$free" -gt "$CUDA_SIZE" ] || CUDA_LACKS="its PyTorch needs $CUDA_SIZE MB in $VENV, where $free are free"
 }
 
-# prepare EXTRAS: an environment with istmpi[EXTRAS], installed only when something changed.
+# prepare EXTRAS: an environment with istmpi[EXTRAS], and an MPI where no other works, installed by one run of pip and only
+# when something changed.
 prepare() {
     make_venv
-    local now
+    local now extras=$1
     now=$(fingerprint)
     # What bin/test installs, test,export,ec2,graph,plots,data, ends with what bin/quickstart needs and serves it too.
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
-        say "installing torch $TORCH, mpi4py, h5py and istmpi[$1] into $VENV (some 300 MB the first time)"
-        install_torch
-        pip_install "${EDITABLE[@]}" "${ROOT}[$1]"
+        choose_torch
+        [ -n "${MPIRUN:-}" ] || find_launcher libmpi || extras=mpich,$1
+        pip_install "packages: torch $TORCH, mpi4py, h5py and istmpi[$extras] into $VENV (some $((TORCH_SIZE + 400)) MB there)" \
+            "${TORCH_FROM[@]}" "${EDITABLE[@]}" "${ROOT}[$extras]"
         echo "$now" >"$VENV/.istmpi-$1"
     fi
     PATH=$VENV/bin:$PATH
 }
 
-# works LAUNCHER: two processes that it starts see each other through the environment's mpi4py, and one also runs alone.
-# A launcher of one MPI with the library of another gives two worlds of size 1 instead, and no error.
+# works LAUNCHER [libmpi]: two processes that it starts see each other through the environment's mpi4py, and one also runs
+# alone; or, before mpi4py is there, through the library that it would load. A launcher of one MPI with the library of
+# another gives two worlds of size 1 instead, and no error.
 works() {
     [ -x "$1" ] || return
     case $("$1" --version 2>/dev/null) in
@@ -105,34 +135,72 @@ works() {
     esac
     local limit=env
     command -v timeout >/dev/null && limit="timeout 60"
+    if [ "${2:-}" = libmpi ]; then
+        $limit "$1" -n 2 "$PYTHON" -c "$TWO_SEE_EACH_OTHER" >/dev/null 2>&1 </dev/null
+        return
+    fi
     # shellcheck disable=SC2086 # two words
     MPI_LIBRARY=$($limit "$1" -n 2 "$PYTHON" -c '
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == 2
 if MPI.COMM_WORLD.rank == 0:
     print(" ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()))' 2>/dev/null </dev/null) &&
-        $limit "$PYTHON" -c 'from mpi4py import MPI' 2>/dev/null </dev/null
+        [ -n "$MPI_LIBRARY" ] && $limit "$PYTHON" -c 'from mpi4py import MPI' 2>/dev/null </dev/null
 }
 
-# find_mpi: sets MPIRUN to a launcher that works and says which. The machine's own MPI knows the machine's network, so it
-# comes before ours; an MPI in the environment comes before both, for mpi4py loads its library from there first.
+# Looks where mpi4py's wheel does: in the environment, then where the loader looks.
+TWO_SEE_EACH_OTHER='
+import ctypes, sys
+for name in [place + name for place in (sys.prefix + "/lib/", "") for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40", "libmpi.dylib")]:
+    try:
+        mpi = ctypes.CDLL(name)
+        break
+    except OSError:
+        pass
+mpi.MPI_Init(None, None)
+try:
+    world = ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world"))
+except ValueError:
+    world = 0x44000000
+size = ctypes.c_int()
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+mpi.MPI_Finalize()
+sys.exit(size.value != 2)'
+
+# find_launcher [libmpi]: sets LAUNCHER to one that works. The machine's own MPI knows the machine's network, so it comes
+# before ours; an MPI in the environment comes before both, for mpi4py loads its library from there first.
+find_launcher() {
+    for LAUNCHER in "$VENV/bin/mpirun" "$(PATH=${PATH//"$VENV/bin:"/} command -v mpirun)"; do
+        works "$LAUNCHER" "$@" && return
+    done
+}
+
+# find_mpi: sets MPIRUN to a launcher that works and says which.
 find_mpi() {
-    local system
-    system=$(PATH=${PATH//"$VENV/bin:"/} command -v mpirun || true)
     if [ -n "${MPIRUN:-}" ]; then
         MPIRUN=$(command -v "$MPIRUN" || echo "$MPIRUN")
         works "$MPIRUN" || die "MPIRUN=$MPIRUN and mpi4py do not work together: its ranks do not see each other. Unset MPIRUN to use another MPI"
-    elif works "$VENV/bin/mpirun"; then
-        MPIRUN=$VENV/bin/mpirun
-    elif works "$system"; then
-        MPIRUN=$system
+    elif find_launcher; then
+        MPIRUN=$LAUNCHER
     else
-        say "${system:-no MPI found}${system:+ and mpi4py do not work together}; installing PyPI's MPICH into $VENV"
-        pip_install "${EDITABLE[@]}" "${ROOT}[mpich]"
+        pip_install "MPI: ${LAUNCHER:-none}${LAUNCHER:+ and mpi4py do not work together}; PyPI's MPICH into $VENV" 'mpich>=4.2'
         MPIRUN=$VENV/bin/mpirun
         works "$MPIRUN" || die "$MPIRUN does not work either. Load or install an MPI, or use conda: environment.yml"
     fi
     say "MPI: $MPI_LIBRARY, started by $MPIRUN"
+}
+
+# find_gpu: says which GPUs PyTorch uses, or why it uses none.
+find_gpu() {
+    local gpu reason
+    gpu=$(gpus) || true
+    if [ -z "$gpu" ]; then
+        say "GPU: none, nvidia-smi names none here; the CPU is used$([ ! -e /dev/kfd ] || echo ". AMD: ISTMPI_TORCH_INDEX=(PyTorch's index for ROCm)")"
+    elif reason=$("$PYTHON" -c 'import torch; torch.cuda.init()' 2>&1); then
+        say "GPU: $gpu"
+    else
+        say "GPU: $gpu, not used: ${CUDA_LACKS:-$(tail -n 1 <<<"$reason"). For another torch remove $VENV and start again}; the CPU is used"
+    fi
 }
 
 # find_hdf5_packages: whether HDF5 with MPI and its tools are there; where not, returns 1 and sets HDF5_LACKS to the reason.

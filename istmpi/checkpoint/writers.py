@@ -83,7 +83,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
     HDF5 is done with its own part of the file then, and no rank's rows can have taken the room for it.
     """
     made: dict[str, int] | OSError = {}
-    checksums = communicator.allgather(parts_of_checksums(pieces))
+    checksums = communicator.gather_to_root(parts_of_checksums(pieces))
     if communicator.rank == 0:
         try:
             with new_file(path, room_for_structure(header, pieces)) as file:

@@ -192,7 +192,9 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        if not isinstance(error.__context__, OSError) and (end := left(error)):  # click's end where nobody reads on
+        # Where nobody reads on, rich ends the program while it handles that error; click has put a stream of its own.
+        closed = isinstance(error.__context__, OSError) or "PacifyFlush" in type(sys.stdout).__name__
+        if not closed and (end := left(error)):
             return _report(end)
         return error.code or 1, False
     except KeyboardInterrupt:

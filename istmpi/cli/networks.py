@@ -44,6 +44,7 @@ def described(
     in_a_row: int = FEATURES_IN_A_ROW,
     nodes: int = NODES,
     degree: float = DEGREE,
+    ranks: int = 1,
 ) -> Described:
     """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
     require_known(run.model.name)
@@ -62,9 +63,11 @@ def described(
             run = run.override({"train.batch": 1})
             network.nodes = nodes, nodes
         return Described(run, network, 1 if code.graph else None)
+    from istmpi.training.epochs import in_rounds
     from istmpi.training.network import planned_network
 
     data, smaller = _data_of(run, layers), {}
+    run = in_rounds(run, data, ranks)
     network = planned_network(run, data)
     if run.train.resolution:
         from istmpi.data.images.split import resized

@@ -18,7 +18,7 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    planned = described(run, None)
+    planned = described(run, None, ranks=ranks)
     run, network = planned.run, planned.architecture
     require_fitting(run.train.exit_weights, network.exits, run.model.name)
     costs = phase_costs(run, network, ranks, planned.examples, planned.smaller)
@@ -88,4 +88,5 @@ def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]]
         "memory_of_largest_rank": asdict(largest.memory),
         "memory_of_one_process": asdict(single.memory),
         "phases": phase_figures,
+        "warning": tables.too_narrow(network, first.held),
     }

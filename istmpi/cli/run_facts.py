@@ -9,6 +9,7 @@ from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.sample import scored_in_training
+from istmpi.methods import schedules
 from istmpi.record import RunFolder
 from istmpi.report import tables
 from istmpi.tasks import TASKS
@@ -52,8 +53,9 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": f"{run.method.name}, {counted(run.train.rounds, 'round')} of {steps}",
         "images": training.plan_of_sizes if run.train.resolution else "",
-        "lr": tables.learning_rate(run.optimizer, training.method.first_step(run.train.rounds)),
+        "lr": schedules.in_words(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{', '.join(plan.groups) or 'nothing'}; each rank trains {number(plan.largest.elements)} weights",
+        "narrow": tables.too_narrow(network, plan.held).removeprefix("warning: "),
         "evaluation": _evaluations(training),
         "checkpoint": f"{every}, writer {saver.writer}{behind}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",

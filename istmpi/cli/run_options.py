@@ -19,7 +19,7 @@ from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
-from istmpi.loggers import LOGGERS, open_loggers
+from istmpi.loggers import LOGGERS, open_loggers, require_installed
 from istmpi.names import is_module
 from istmpi.settings import choices_of, help_of, holds_text, range_of
 from istmpi.units import counted
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "--data": ("data.source", "FILE"),
+    "--test": ("data.test", "FRACTION"),
     "--model": ("model.name", "NAME"),
     "--hidden": ("model.hidden", "N,N,..."),
     "--method": ("method.name", "NAME"),
@@ -40,6 +41,7 @@ OPTIONS = {
     "--redeal": ("method.redeal", "FRACTION"),
     "--shares": ("method.shares", "S,S,...|auto|FILE"),
     "--rounds": ("train.rounds", "N"),
+    "--epochs": ("train.epochs", "N"),
     "--max-minutes": ("train.max_minutes", "M"),
     "--batch": ("train.batch", "N"),
     "--lr": ("optimizer.lr", "LR"),
@@ -55,7 +57,7 @@ OPTIONS = {
     "--out": ("output.folder", "FOLDER"),
 }
 
-COST_NOTHING = "--out --evaluate-every --rounds --max-minutes --seed --lr --warm-up --finish --init"
+COST_NOTHING = "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
 
 DEFAULT = "digits"
 run_argument = click.argument("run", required=False)
@@ -76,12 +78,13 @@ def _help(setting: str) -> str:
     text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
     if default in (None, "", ()) or "by default" in text:
         return text
-    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple) else default}]"
+    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple | list) else default}]"
 
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return {setting.name: setting.default for setting in reversed([*every_setting()])}
+    """The settings of a command without RUN: those of `DEFAULT`."""
+    return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(DEFAULT).flat()
 
 
 def planning(command: Callable) -> Callable:
@@ -179,6 +182,12 @@ def showing(command: Callable) -> Callable:
     return shown
 
 
+def _installed(context: click.Context, option: click.Parameter, names: Sequence[str]) -> Sequence[str]:
+    if launched()[0] == 0:  # which alone logs
+        require_installed(names)
+    return names
+
+
 def watching(command: Callable) -> Callable:
     """Decorate a click command with --stop-before-walltime, --log and `showing`."""
     logging = text(
@@ -187,6 +196,7 @@ def watching(command: Callable) -> Callable:
         f"Also log each round to another program; may be repeated.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
+        callback=_installed,
     )
     help = "Save and stop this long before the SLURM job's time limit."
     return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))

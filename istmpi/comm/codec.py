@@ -4,6 +4,7 @@ Both codecs here round at random, so that a value arrives as it was on average: 
 often less than half of the last bit. Decoded values are encoded exactly, as long as their scale does not grow.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +18,27 @@ _LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
 """The exponent's byte where some value is not finite: all that share it arrive as NaN."""
-_AT_ONCE = 2**16
+_AT_ONCE = 2**17
 """Values whose temporary arrays stay in a processor's cache."""
+_ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
 
 Places = np.ndarray | range
 """Positions of values, by which their rounding differs."""
+
+
+class Scales:
+    """Runs of values that share a scale: its exponent's byte and their number."""
+
+    def __init__(self, coded: np.ndarray, counts: np.ndarray):
+        self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
+
+    def by_value(self, at: slice, inverse: bool = False) -> np.ndarray:
+        """The scale of each of these values, or its exact inverse."""
+        first, last = self._ends.searchsorted((at.start, at.stop - 1), "right").tolist()
+        counts, powers = self._counts[first : last + 1].copy(), scales(self.coded[first : last + 1])
+        counts[0] -= at.start - (self._ends[first] - self._counts[first])
+        counts[-1] -= self._ends[last] - at.stop
+        return (1 / powers if inverse else powers).repeat(counts)
 
 
 @dataclass(frozen=True)
@@ -60,10 +77,10 @@ class BlockForm(Codec, Protocol):
     for_all: bool
     """Slots, and tensors of one axis, travel in this form; else in bfloat16."""
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray | None) -> np.ndarray:
+    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None) -> np.ndarray:
         """Values, at these positions of what is rounded with this key, as bytes."""
 
-    def values(self, coded: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
         """The float32 values of what `round` made."""
 
 
@@ -81,19 +98,21 @@ class Bfloat16:
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
         return self.values(coded)
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray | None = None) -> np.ndarray:
+    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None = None) -> np.ndarray:
         coded = np.empty(len(values), np.uint16)
-        for at in _parts(len(values)):
+        for at, noise in _noises(key, places):
             bits = values[at].view(np.uint32)
-            rounded = (bits + (_noise(key, places[at]) >> np.uint32(16))) >> np.uint32(16)
-            special = (bits & np.uint32(0x7F800000)) == 0x7F800000
+            noise >>= np.uint32(16)
+            noise += bits
+            noise >>= np.uint32(16)
+            coded[at] = noise
+            special = ~np.isfinite(values[at])
             if special.any():
-                quiet = np.where((bits & np.uint32(0x7FFFFF)) == 0, 0, 0x40).astype(np.uint32)
-                rounded = np.where(special, (bits >> np.uint32(16)) | quiet, rounded)
-            coded[at] = rounded
+                quiet = np.where(bits[special] & np.uint32(0x7FFFFF), np.uint32(0x40), np.uint32(0))
+                coded[at][special] = (bits[special] >> np.uint32(16)) | quiet
         return coded.view(np.uint8)
 
-    def values(self, coded: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
+    def values(self, coded: np.ndarray, scales: Scales | None = None) -> np.ndarray:
         return (coded.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -106,30 +125,38 @@ class Int8:
         return elements + -(-elements // RUN)
 
     def encode(self, values: np.ndarray, key: int, start: int = 0) -> np.ndarray:
-        runs = -(-len(values) // RUN)
-        coded = np.empty(len(values) + runs, np.uint8)
-        if runs:
-            coded[:runs] = exponents(np.maximum.reduceat(np.abs(values), range(0, len(values), RUN)))
-            by_value = scales(coded[:runs]).repeat(RUN)[: len(values)]
-            coded[runs:] = self.round(values, key, range(start, start + len(values)), by_value)
-        return coded
+        if not len(values):
+            return np.empty(0, np.uint8)
+        runs = exponents(np.maximum.reduceat(np.abs(values), np.arange(0, len(values), RUN)))
+        by_run = Scales(runs, np.full(len(runs), RUN))
+        return np.append(runs, self.round(values, key, range(start, start + len(values)), by_run))
 
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
         runs = -(-len(coded) // (RUN + 1))
-        return self.values(coded[runs:], scales(coded[:runs]).repeat(RUN)[: len(coded) - runs])
+        return self.values(coded[runs:], Scales(coded[:runs], np.full(runs, RUN)))
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: np.ndarray) -> np.ndarray:
+    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales) -> np.ndarray:
         coded = np.empty(len(values), np.int8)
-        for at in _parts(len(values)):
+        no_number = (scales.coded == _NO_NUMBER).any()
+        for at, noise in _noises(key, places):
+            noise >>= np.uint32(8)
+            odds = noise.view(np.int32).astype(np.float32)
+            odds *= np.float32(2**-24)
             with np.errstate(invalid="ignore"):
-                exact = values[at] / scales[at]
-                below = np.floor(exact)
-                up = (exact - below) > (_noise(key, places[at]) >> np.uint32(8)) * np.float32(2**-24)
-                coded[at] = np.where(np.isnan(exact), 0, below + up)
+                exact = values[at] * scales.by_value(at, inverse=True)
+            if no_number:
+                exact[np.isnan(exact)] = 0
+            below = np.floor(exact)
+            coded[at] = below
+            exact -= below
+            coded[at] += (exact > odds).view(np.int8)
         return coded.view(np.uint8)
 
-    def values(self, coded: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        return coded.view(np.int8).astype(np.float32) * scales
+    def values(self, coded: np.ndarray, scales: Scales) -> np.ndarray:
+        values = coded.view(np.int8).astype(np.float32)
+        for at in _parts(len(coded)):
+            values[at] *= scales.by_value(at)
+        return values
 
 
 CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
@@ -160,25 +187,30 @@ def scales(coded: np.ndarray) -> np.ndarray:
 
 
 def _parts(length: int) -> list[slice]:
-    return [slice(start, start + _AT_ONCE) for start in range(0, length, _AT_ONCE)]
+    return [slice(start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE)]
 
 
-def _noise(key: int, places: Places) -> np.ndarray:
-    """32 random bits for each position: two rounds of multiplying and folding, as MurmurHash3 ends.
+def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield parts and 32 random bits for each place: two rounds of multiplying and folding, as MurmurHash3 ends.
 
-    The 64-bit draws of `istmpi.rng` would cost more than all the rest, for every value of every transfer.
+    The 64-bit draws of `istmpi.rng` would cost more than all the rest. The next part overwrites the bits.
     """
-    if isinstance(places, range):
-        places = np.arange(places.start, places.stop)
-    high = (places >> 32).astype(np.uint32)
-    bits = places.astype(np.uint32)
-    bits *= np.uint32(0x9E3779B1)
-    bits ^= high
-    bits += np.uint32(key & 0xFFFFFFFF)
-    bits ^= bits >> np.uint32(16)
-    bits *= np.uint32(0x7FEB352D)
-    bits ^= bits >> np.uint32(15)
-    bits ^= np.uint32(key >> 32 & 0xFFFFFFFF)
-    bits *= np.uint32(0x846CA68B)
-    bits ^= bits >> np.uint32(16)
-    return bits
+    memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
+    steps = np.arange(len(memory), dtype=np.uint32) * _ODD
+    for at in _parts(len(places)):
+        part = places[at]
+        bits, fold = memory[: len(part)], folded[: len(part)]
+        if isinstance(part, range) and part.stop < 2**32:
+            np.add(steps[: len(part)], np.uint32(part.start * int(_ODD) & _LOW), out=bits)
+        else:
+            part = np.arange(part.start, part.stop) if isinstance(part, range) else part
+            np.multiply(part.astype(np.uint32), _ODD, out=bits)
+            bits ^= (part >> 32).astype(np.uint32)
+        bits += np.uint32(key & _LOW)
+        bits ^= np.right_shift(bits, np.uint32(16), out=fold)
+        bits *= np.uint32(0x7FEB352D)
+        bits ^= np.right_shift(bits, np.uint32(15), out=fold)
+        bits ^= np.uint32(key >> 32 & _LOW)
+        bits *= np.uint32(0x846CA68B)
+        bits ^= np.right_shift(bits, np.uint32(16), out=fold)
+        yield at, bits

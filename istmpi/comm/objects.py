@@ -3,7 +3,7 @@
 import pickle
 from typing import Any
 
-SLOT = 1024
+SLOT = 256
 """Bytes of a slot in the first message."""
 
 _LENGTH = 8

@@ -6,7 +6,7 @@ the same run.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -80,6 +80,8 @@ class Run:
             raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
             tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")
+            train = tree.get("train")
+            _require_one_length([f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name)
         except DataError as error:
             raise ConfigError(str(error)) from None
         return _build(Run, current({"name": path.stem, **tree}, path.name), "", path.name)
@@ -94,6 +96,9 @@ class Run:
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
             tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
+        _require_one_length(settings, source)
+        if "train.rounds" in settings:
+            tree["train"].pop("epochs", None)
         for dotted, value in settings.items():
             if dotted in SETTINGS:
                 tell(dotted, SETTINGS[dotted], source)
@@ -276,6 +281,11 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
         else:
             values[key] = checked(value, section, name, source)
     return kind(**values)
+
+
+def _require_one_length(settings: Collection[str], source: str) -> None:
+    if {"train.rounds", "train.epochs"} <= {*settings}:
+        raise ConfigError(f"{source}: train.rounds and train.epochs both say how long to train. Leave one out.")
 
 
 def _in_a_section(name: str) -> str:

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
-from math import cos, pi
 from typing import Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
-from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
+from istmpi.methods import METHODS, schedules
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
@@ -34,6 +32,11 @@ class Data:
         "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during training "
         "score it; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
     ] = 0.0
+    test: Annotated[
+        Fraction,
+        "Arrays or data of yours without a test split: fraction of the examples to hold out, drawn by "
+        "train.seed; arrays default to one in five.",
+    ] = 0.0
     standardise: Annotated[
         bool,
         "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "
@@ -42,6 +45,11 @@ class Data:
     crop: Annotated[Natural, "Images: padding in pixels; training crops to the image's size at random."] = 0
     flip: Annotated[bool, "Images: training mirrors images left to right with probability 1/2."] = False
     cutout: Annotated[Natural, "Images: side in pixels of a square that training blanks at a random place."] = 0
+    transforms: Annotated[
+        tuple[str, ...],
+        'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
+        "before crop, flip and cutout.",
+    ] = ()
     length: Annotated[Count, "Text: tokens of an example (a window)."] = WINDOW
     graph: Annotated[
         Literal["full", "clusters", "neighbours"],
@@ -193,9 +201,12 @@ class Optimizer:
         "regression with standardised targets, otherwise none.",
     ] = None
     schedule: Annotated[
-        Literal["constant", "cosine", "step"],
+        Literal[tuple(schedules.SCHEDULES)],
         "Learning rate schedule after the warm-up, over all local steps of the run.",
     ] = "constant"
+    least_lr: Annotated[
+        NotNegative, "Learning rate at which a schedule ends, except constant; one-cycle: 0 is lr / 250,000."
+    ] = 0.0
     milestones: Annotated[
         tuple[Between, ...],
         Meta(min_length=1),
@@ -203,6 +214,12 @@ class Optimizer:
         "step: fractions of the run after which the learning rate falls.",
     ] = (0.5, 0.75)
     decay: Annotated[Between, "step: factor of the learning rate at each milestone."] = 0.1
+    betas: Annotated[
+        tuple[Fraction, Fraction] | None,
+        also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
+        "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
+    ] = None
+    eps: Annotated[Positive | None, "adam, adamw: added to the root of the latter mean; by default 1e-8."] = None
     arguments: Annotated[
         dict | None, "package.module:Class: constructor arguments besides lr, momentum and weight_decay."
     ] = None
@@ -211,34 +228,11 @@ class Optimizer:
     )
 
     def lr_at(self, step: int, steps: int) -> float:
-        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds.
-
-        As PyTorch's LinearLR, and behind it CosineAnnealingLR down to 0, or MultiStepLR.
-        """
-        if step < self.warm_up:
-            return self.lr * ((step + 1) / self.warm_up)
-        if self.schedule == "cosine":
-            return self.lr * (1 + cos(pi * (step - self.warm_up) / max(steps - self.warm_up, 1))) / 2
-        if self.schedule == "step":
-            return self.lr * self.decay ** sum(step >= at for at in self.falls(steps))
-        return self.lr
-
-    def falls(self, steps: int) -> list[int]:
-        return [round(at * steps) for at in self.milestones] if self.schedule == "step" else []
+        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds."""
+        return schedules.rate_at(self, step, steps)
 
     def require_usable(self, steps: int) -> None:
-        """ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
-        if self.warm_up > steps:
-            raise ConfigError(
-                f"optimizer.warm_up = {self.warm_up} is more than the {steps:,} local steps of the run, so it "
-                f"never reaches optimizer.lr = {self.lr}. Train more rounds, or warm up over fewer steps."
-            )
-        for at, fall in zip(self.milestones, self.falls(steps)):
-            if fall < self.warm_up:
-                raise ConfigError(
-                    f"optimizer.milestones: {at} is local step {fall:,} of {steps:,}, within the warm-up "
-                    f"(optimizer.warm_up = {self.warm_up}). Warm up over fewer steps, or use later milestones."
-                )
+        schedules.require_usable(self, steps)
 
 
 @dataclass(frozen=True)
@@ -246,6 +240,10 @@ class Train:
     """The length, the batches and the device of training."""
 
     rounds: Annotated[Count, "Rounds to train."] = 30
+    epochs: Annotated[
+        Positive | None,
+        "Epochs over the examples of the rank with most, instead of rounds; rounded up to whole rounds.",
+    ] = None
     max_minutes: Annotated[
         NotNegative,
         "Time limit in minutes, without evaluations; the round in progress is finished. 0: no limit.",
@@ -279,6 +277,14 @@ class Train:
         "Ranks with different classes: add this factor times the log of each class's share of the rank's "
         "examples to the logits in training; 1 corrects fully.",
     ] = 0.0
+    label_smoothing: Annotated[
+        Fraction, "Classes: share of each label that training spreads evenly over all classes; test losses are plain."
+    ] = 0.0
+    class_weights: Annotated[
+        tuple[NotNegative, ...] | str | None,
+        also(**{"or": "balanced"}),
+        "Classes: weight of each in training, as in nn.CrossEntropyLoss; balanced: inverse to its examples on a rank.",
+    ] = None
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
         "Sparse rows with several labels: softmax is the mean cross-entropy over a row's labels, binary the "
@@ -366,4 +372,6 @@ class Comm:
 class Output:
     """The place of the results."""
 
-    folder: Annotated[str, "New folder for the results; by default runs/NAME, numbered if it exists."] = ""
+    folder: Annotated[
+        str, "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), numbered if it exists."
+    ] = ""

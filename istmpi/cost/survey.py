@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from istmpi.config import Run
@@ -92,10 +92,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "flops_per_step": products,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
         "memory_bytes": largest.memory.total,
-        **{
-            f"memory_{name}_bytes": getattr(largest.memory, name)
-            for name in ("owned", "network", "gradients", "optimizer", "buffers", "activations", "copies", "evaluation")
-        },
+        **{f"memory_{name}_bytes": getattr(largest.memory, name) for name in asdict(largest.memory)},
         "compute_seconds_per_round": time.compute,
         "transfer_seconds_per_round": time.transfer,
         "seconds_per_round": time.total,

@@ -1,14 +1,7 @@
-"""The prepared file: one HDF5 file that holds a data set ready to be memory-mapped.
+"""The prepared file: one HDF5 file that holds a data set ready to be memory-mapped (docs/formats.md).
 
-    /                       attributes: format "istmpi-data", version 2, kind, source, task, outputs, skipped (files),
-                            shape (of one example, channels first), train, test[, validation] (how many examples)
-    /reading                conventions by which the source was read, as JSON in bytes; absent where there are none
-    /checksums/PATH         CRC-32 of blocks of rows of about 64 KiB; istmpi/hdf5.py says how they guard the file
-
-The other datasets are described in dense/file.py and in split.py of text, sparse and graph. Every dataset is
-contiguous and little-endian: the file is opened to learn where the rows lie, closed, and mapped. Everything but
-`MAPPED` is checked when it is opened, a block of these when one of its rows is read for the first time. Files of
-version 1 have no checksums.
+The file is opened to learn where the rows lie, closed, and mapped. Everything but `MAPPED` is checked when it is
+opened, a block of these when one of its rows is read for the first time.
 """
 
 import json

@@ -1,6 +1,7 @@
 """The test split of data without one, and the validation split of a run."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,28 @@ from istmpi.errors import ConfigError, DataError
 
 ONE_IN = 5
 ONE_IN_FIVE = "one in five for testing, drawn"
+
+
+class TestSplit(NamedTuple):
+    """The test split that a run holds out itself by a seed (``data.test``)."""
+
+    fraction: float = 0.0
+    seed: int = 0
+    required: bool = False
+    """Refuse data that have a test split; else that one is taken."""
+
+    def is_drawn(self, source: str, has_one: bool) -> bool:
+        if self.fraction and has_one and self.required:
+            raise ConfigError(
+                f"data.test = {self.fraction}, but {source} has a test split. Leave data.test out to use it."
+            )
+        return self.fraction > 0 and not has_one
+
+    def divided(self, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return divided(count, self.fraction, self.seed, labels, "test")
+
+
+NO_TEST = TestSplit()
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
@@ -37,16 +60,18 @@ def with_test(
     return dict(splits)
 
 
-def divided(count: int, fraction: float, seed: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def divided(
+    count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``; both
     ascending."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(
-            f"data.validation = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
+            f"data.{split} = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
             f"another fraction, or leave it out."
         )
-    order = rng.permutation(count, rng.key(seed, "validation"))
+    order = rng.permutation(count, rng.key(seed, split))
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     mask = np.zeros(count, dtype=bool)

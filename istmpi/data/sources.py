@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
-from istmpi.data.dense.arrays import load_arrays, material_of_arrays
+from istmpi.data.dense.arrays import load_arrays, material_of_arrays, with_test_drawn
 from istmpi.data.digits import open_digits
 from istmpi.data.files.decoder import Notes
 from istmpi.data.graph.split import batched
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.data.images.split import Augmentation, augmented, examples_of
 from istmpi.data.text.split import WINDOW, windowed
 from istmpi.data.writer import SUFFIXES
@@ -29,8 +30,9 @@ _KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".s
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
-    """Return the data set of a run's settings; ``seed`` draws the validation examples."""
-    opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead)
+    """Return the data set of a run's settings; ``seed`` draws validation and test examples."""
+    test = TestSplit(data.test, seed, required=True)
+    opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead, test)
     task = TASKS[opened.task]
     if data.placement == "by-label" and (task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees):
         what = "text" if task.of_tokens else "without them" if task.of_trees else f"for {opened.task}"
@@ -42,12 +44,17 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
             f"data.length = {data.length} is for text, but {opened.source} is of kind {opened.kind}. Leave it out."
         )
     opened = batched(opened, data.graph, data.fanout, data.placement)
-    opened = augmented(opened, Augmentation(data.crop, data.flip, data.cutout))
+    opened = augmented(opened, Augmentation(data.crop, data.flip, data.cutout, data.transforms))
     return opened.with_validation(data.validation, seed)
 
 
 def open_dataset(
-    source: str, stream: int | None = None, length: int = WINDOW, scoring: str = "", ahead: int = 0
+    source: str,
+    stream: int | None = None,
+    length: int = WINDOW,
+    scoring: str = "",
+    ahead: int = 0,
+    test: TestSplit = NO_TEST,
 ) -> Dataset:
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function, which is
     run.
@@ -55,8 +62,9 @@ def open_dataset(
     ``{rank}`` in a path stands for ``stream``. ``scoring`` and ``ahead`` are settings of a function.
     """
     if is_function(source):
-        return open_own(source, stream or 0, scoring, ahead)
+        return open_own(source, stream or 0, scoring, ahead, test)
     if source == "digits":
+        test.is_drawn(source, True)
         return open_digits()
     if RANK in source and stream is None:
         raise ConfigError(f"data {source} has {RANK}, but this command reads one file; give a rank's number instead.")
@@ -66,18 +74,19 @@ def open_dataset(
     if not path.is_file():
         raise DataError(f"data {path} is {kind_of(path)}; it must be a file.")
     if path.suffix == ".npz":
-        return open_npz(path)
+        return open_npz(path, test)
     if path.suffix in SUFFIXES:
+        test.is_drawn(source, True)
         return windowed(open_prepared(path), length)
     kind = _KINDS.get(path.suffix, "KIND")
     raise DataError(f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5")
 
 
-def open_npz(path: Path) -> Dataset:
+def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
     """Return the data set of an .npz as it stands, not normalised."""
     notes, source = Notes(), str(path)
     with path.open("rb") as file:
-        made = material_of_arrays(load_arrays(file, source), source, notes)
+        made = material_of_arrays(with_test_drawn(load_arrays(file, source), source, test), source, notes)
     rows = {split: (made.datasets[f"{split}/x"][:], made.datasets[f"{split}/y"]) for split in made.counts}
     splits = {split: examples_of("arrays", made.shape, x, y) for split, (x, y) in rows.items()}
     assumed = tuple(

@@ -11,6 +11,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
+from istmpi.data.holdout import TestSplit
 from istmpi.data.moments import named
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
@@ -84,7 +85,8 @@ def own_source(checkpoint: Checkpoint) -> str:
 def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
     """Data that a checkpoint's network, perhaps of a class ``model``, takes, split and normalised as in training."""
     run = checkpoint.header.run
-    data = open_dataset(source, rank, run.data.length, model or "")
+    test = TestSplit(run.data.test, run.train.seed)
+    data = open_dataset(source, rank, run.data.length, model or "", test=test)
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)

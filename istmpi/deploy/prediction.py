@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +52,12 @@ def lines(
     example: str = "example",
     named: Sequence[str] | None = None,
     top: int | None = None,
+    true: Sequence[str] | None = None,
 ) -> Iterator[str]:
     """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
 
     ``top`` = k gives the k likeliest labels with their probabilities, 0 all labels above 1/2. ``example`` names the
-    first column, ``named`` outputs that are no classes.
+    first column, ``named`` outputs that are no classes. ``true``: the true classes of all examples, for a column.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
@@ -64,11 +66,14 @@ def lines(
     if named and classes is None:
         keys = tuple(map(printable, named))
         names = [f"output_{name}" if name == example else name for name in keys]
-    header, first = [example, *answer, *names], True
+    classes_there = [[printable(its)] for its in true] if classes and true else None
+    header, first = [example, *answer, *["true_class"] * bool(classes_there), *names], True
+    rest = iter(classes_there) if classes_there else repeat([])
     for examples, values in predictions:
         answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
-            [name, *chosen, *map(_number, row[: len(names)])] for name, chosen, row in zip(examples, answers, values)
+            [name, *chosen, *its, *map(_number, row[: len(names)])]
+            for name, chosen, row, its in zip(examples, answers, values, rest)
         ]
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)

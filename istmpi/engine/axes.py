@@ -213,14 +213,13 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
         stop = max(min(mine.stop, theirs.stop), start)
         return slice(start - mine.start, stop - mine.start), stop - start
     if isinstance(mine, range):
-        first, last = np.searchsorted(theirs, (mine.start, mine.stop))
-        return theirs[first:last] - mine.start, int(last - first)
+        first, last = theirs.searchsorted((mine.start, mine.stop)).tolist()
+        return theirs[first:last] - mine.start, last - first
     if isinstance(theirs, range):
-        first, last = (int(bound) for bound in np.searchsorted(mine, (theirs.start, theirs.stop)))
+        first, last = mine.searchsorted((theirs.start, theirs.stop)).tolist()
         return slice(first, last), last - first
-    nearest = np.searchsorted(theirs, mine)
-    nearest[nearest == len(theirs)] = 0
-    where = np.flatnonzero(theirs[nearest] == mine) if len(theirs) else np.empty(0, dtype=np.int64)
+    nearest = theirs.searchsorted(mine)
+    where = np.flatnonzero(theirs.take(nearest, mode="clip") == mine) if len(theirs) else nearest[:0]
     return where, len(where)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import zip_longest
 from math import prod
 
@@ -42,9 +42,9 @@ class Block:
         """The shape of the values as they travel: one axis where some are left out."""
         if not self.holders:
             return self.extent
-        dealt = [where[where >= 0] for where in self.holders if where is not None]
-        ranks = 1 + max((int(where.max()) for where in dealt if len(where)), default=0)
-        alike = np.prod([np.bincount(where, minlength=ranks) for where in dealt], axis=0).sum()
+        counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
+        ranks = min(map(len, counts))
+        alike = reduce(np.multiply, (count[:ranks] for count in counts)).sum()
         free = prod(length for length, where in zip(self.extent, self.holders, strict=True) if where is None)
         return (prod(self.extent) - int(alike) * free,)
 

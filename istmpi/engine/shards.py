@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from itertools import accumulate
+from math import prod
 
 import torch
 
@@ -15,6 +16,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
 from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
+from istmpi.engine.layout import part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.partition import Partition
@@ -80,7 +82,7 @@ class Shards:
         for leg in route.into({name: store.parameters[name] for name in self._names(targets)}, round, before, present):
             with self._clock(leg.name):
                 if leg.name == HOP:
-                    arriving = receive_buffers(self._arriving, leg.parameters, deal, store.rank)
+                    arriving = receive_buffers(self._arriving | self._lent(deal), leg.parameters, deal, store.rank)
                     self._move(leg, held.tensors, arriving)
                     self._held = HeldParts(deal, dict(arriving))
                 else:
@@ -99,8 +101,7 @@ class Shards:
         if self._sparse and route.every == 1:  # a round that is dropped must leave them as they were
             self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
         self.outer.begin(common or store.tensors)
-        if common and not deal.units:
-            self._communicator.release_scratch()  # nothing moves like this until the run resumes
+        self._communicator.release_scratch()  # local steps have its memory
         if route.leaves_early(round):
             buffers = self._arriving, self._leaving
             self._early = EarlyExchange(self._held, route, round, store, self._beside, *buffers)
@@ -146,6 +147,8 @@ class Shards:
         held, store = self._held, self.store
         if held and not held.flushed:
             moved = {name: store.parameters[name] for name in held.tensors}
+            lent = {tensor.data_ptr() for tensor in store.tensors.values()}
+            held.tensors |= {name: at.clone() for name, at in held.tensors.items() if at.data_ptr() in lent}
             Transfer(moved, held.deal, store.owners, store.rank).run(held.tensors, store.tensors, self._communicator)
             held.flushed = True
         if not self._mean_taken and self._common:
@@ -212,6 +215,16 @@ class Shards:
         """Give the owners their rows of tensors that every rank has."""
         with self._clock(PUSH):
             self.store.keep(on_host(tensors))
+
+    def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
+        """Return owners' rows that may have a round's start: some rank trains each."""
+        lent = {}
+        for name, parameter in self.store.parameters.items():
+            dealt = [factor.name in deal.units for axis in parameter.pattern.axes for factor in axis.factors]
+            shape, rows = part_shape(deal, parameter, self.store.rank), self.store.tensors[name].view(-1)
+            if sum(dealt) == 1 and 0 < prod(shape) <= len(rows):
+                lent[name] = rows[: prod(shape)].view(shape)
+        return lent
 
     def _names(self, targets: Tensors) -> list[str]:
         return [name for name in self.store.parameters if name in targets]

@@ -7,7 +7,7 @@ crosses the wire. Building a Transfer is pure; tensors and the communicator are 
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 
 import numpy as np
@@ -84,9 +84,9 @@ class Transfer:
         for sends, receives in self._rounds(communicator):
             kept = sends[self.rank]
             sends = _without(sends, self.rank)
-            outgoing = _Staging(sends, communicator.scratch("send", _staged(sends)))
+            outgoing = _Staging(sends, communicator, "send")
             expected = _without(receives, self.rank)
-            incoming = _Staging(expected, communicator.scratch("receive", _staged(expected)))
+            incoming = _Staging(expected, communicator, "receive")
             for peer, (message, parts) in enumerate(zip(sends, outgoing.parts, strict=True)):
                 for block, values in zip(message, parts, strict=True):
                     if block.form == EXACT:
@@ -139,30 +139,28 @@ class Transfer:
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return for every peer the blocks of this rank's tensors that the peer has as well."""
-        positions: dict[tuple[Axis, int], Positions] = {}
-        holders: dict[tuple[Axis, int], np.ndarray | None] = {}
+        places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
+        axes = [*dict.fromkeys(chain(*places))]
+        positions = [here.positions(*axis, self.rank) for axis in axes]
+        holders = [self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)]
+        moved = []
+        for (name, parameter), its in zip(self._parameters, places, strict=True):
+            parts = [axes.index(axis) for axis in its]
+            dealt = [holders[at] for at in parts if holders[at] is not None]
+            if len(dealt) != 1 or (dealt[0] < 0).any():  # else some rank has each of its elements
+                mean = self._source.copies(parameter.pattern.names) > 1
+                moved.append((parts, bool(dealt), (parameter.itemsize, mean), name))
         messages = []
         for peer in range(self.ranks):
-            shared = {}
+            shared = [overlap(part, there.positions(*axis, peer)) for axis, part in zip(axes, positions, strict=True)]
             blocks = []
-            for name, parameter in self._parameters:
-                axes: list[tuple[Axis, int]] = [(axis, min(at, 1)) for at, axis in enumerate(parameter.pattern.axes)]
-                for at in axes:
-                    if at not in positions:
-                        positions[at] = here.positions(*at, self.rank)
-                        holders[at] = self._holders(at[0], positions[at])
-                    if at not in shared:
-                        shared[at] = overlap(positions[at], there.positions(*at, peer))
-                index = tuple(shared[at][0] for at in axes)
-                extent = tuple(shared[at][1] for at in axes)
-                dealt_to = [holders[at] for at in axes]
-                left_out = ()
-                if any(ranks is not None for ranks in dealt_to):
-                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in zip(dealt_to, index))
-                mean = self._source.copies(parameter.pattern.names) > 1
-                block = Block(name, index, extent, parameter.itemsize, mean, left_out, *self._forms[name])
-                if block.nbytes:
-                    blocks.append(block)
+            for parts, excludes, facts, name in moved:
+                index, extent = tuple(shared[at][0] for at in parts), tuple(shared[at][1] for at in parts)
+                if 0 not in extent:
+                    of_index = ((holders[at], shared[at][0]) for at in parts if excludes)
+                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in of_index)
+                    block = Block(name, index, extent, *facts, left_out, *self._forms[name])
+                    blocks += [block] if block.nbytes else []
             messages.append(blocks)
         return messages
 
@@ -210,9 +208,10 @@ class Transfer:
 class _Staging:
     """A flat byte buffer with one aligned message for each peer, and a view for each of their blocks."""
 
-    def __init__(self, messages: Sequence[Message], buffer: np.ndarray):
+    def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
         counts = [sum(block.sent_nbytes for block in message) for message in messages]
-        starts = [0, *accumulate(map(_aligned, counts))][:-1]
+        *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
+        buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
         self.parts: list[list[np.ndarray]] = []
         for message, start in zip(messages, starts, strict=True):
@@ -228,10 +227,6 @@ def _part(block: Block, memory: np.ndarray) -> np.ndarray:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _staged(messages: Sequence[Message]) -> int:
-    return sum(_aligned(sum(block.sent_nbytes for block in message)) for message in messages)
 
 
 def _without(messages: Sequence[Message], rank: int) -> list[Message]:

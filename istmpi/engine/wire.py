@@ -7,12 +7,13 @@ does not depend on how messages are cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from istmpi import rng
-from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, exponents, scales
+from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, Scales, exponents
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 
@@ -73,11 +74,12 @@ class BlockCodec:
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:
-            self._sent[peer, block.name] = self._exponents(self._whole[peer, block.name])
+            largest = self._largest(peer, block) if block.cut else _largest(values, places, block)
+            self._sent[peer, block.name] = exponents(largest)
             out[: block.scales] = self._sent[peer, block.name]
-        by_value = _scales_by_value(self._sent.get((peer, block.name)), block, places)
+        by_run = _scales(self._sent.get((peer, block.name)), block, places)
         key = rng.key(self._key, rank, block.name)
-        out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_value)
+        out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_run)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
         """Return the values of a block of a peer's message to this rank, as the bits of float32."""
@@ -90,8 +92,8 @@ class BlockCodec:
         block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get((peer, block.name))))
 
     def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
-        by_value = _scales_by_value(exponents, block, block.places())
-        values = CODECS[block.form].values(coded[block.scales * block.is_first :], by_value)
+        by_run = _scales(exponents, block, block.places())
+        values = CODECS[block.form].values(coded[block.scales * block.is_first :], by_run)
         return values.view(np.int32).reshape(block.shape)
 
     def through(self, block: Block, rank: int) -> np.ndarray:
@@ -100,14 +102,18 @@ class BlockCodec:
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
 
-    def _exponents(self, block: Block) -> np.ndarray:
-        largest = np.zeros(block.scales, np.float32)
-        for slab in block.in_rows(_AT_ONCE):
-            values = np.abs(slab.packed(self._tensors[block.name]).reshape(-1).view(np.float32))
-            if len(values):
-                groups, counts = _groups(slab, slab.places())
-                np.maximum.at(largest, groups, np.maximum.reduceat(values, np.cumsum(counts) - counts))
-        return exponents(largest)
+    def _largest(self, peer: int, block: Block) -> np.ndarray:
+        slabs = self._whole[peer, block.name].in_rows(_AT_ONCE)
+        parts = ((slab.packed(self._tensors[block.name]), slab) for slab in slabs)
+        return reduce(np.maximum, (_largest(part.reshape(-1).view(np.float32), at.places(), at) for part, at in parts))
+
+
+def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np.ndarray:
+    largest = np.zeros(block.scales, np.float32)
+    if len(values):
+        groups, counts = _groups(block, places)
+        largest[groups] = np.maximum.reduceat(np.abs(values), np.cumsum(counts) - counts)
+    return largest
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
@@ -122,8 +128,8 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
     return by_value[starts], np.diff(starts, append=len(places))
 
 
-def _scales_by_value(exponents: np.ndarray | None, block: Block, places: np.ndarray | range) -> np.ndarray | None:
+def _scales(exponents: np.ndarray | None, block: Block, places: np.ndarray | range) -> Scales | None:
     if not block.scales:
         return None
     groups, counts = _groups(block, places)
-    return scales(exponents)[groups].repeat(counts)
+    return Scales(exponents[groups], counts)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from istmpi.errors import DataError
 
 if TYPE_CHECKING:
     from istmpi.training.watch import Watch
@@ -14,6 +17,13 @@ LOGGERS = {
     "wandb": "WeightsAndBiases",
     "mlflow": "MLflow",
 }
+
+
+def require_installed(names: Sequence[str]) -> None:
+    """Refuse, with a DataError, a logger whose library is not there; the library is not imported, nor MPI or torch."""
+    for name in names:
+        if find_spec(name) is None:
+            raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:

@@ -17,7 +17,6 @@ class TensorBoard(Logger):
     name = "tensorboard"
 
     def __init__(self) -> None:
-        optional("tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
         self._module = optional("torch.utils.tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:

@@ -26,6 +26,7 @@ from istmpi.engine.shards import Shards
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.exits import weighted_loss
 from istmpi.methods import METHODS
+from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
@@ -76,6 +77,7 @@ class Method(ABC):
         self.task = job.task
         self.examples = 0
         """Examples that this rank has consumed."""
+        self._of_outputs = class_loss(job.task, job.run.train, job.batches)
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
@@ -215,7 +217,7 @@ class Method(ABC):
         """Return the task's loss, of a network with several exits the weighted sum over them."""
         if self.task.of_trees:
             return self.task.loss(outputs, targets)
-        return weighted_loss(self.task.loss, outputs, targets, self.job.run.train.exit_weights)
+        return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs, its matrix products in bfloat16 if the run says so."""

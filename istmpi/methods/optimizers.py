@@ -48,6 +48,9 @@ class OptimizerSpec:
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
     """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
+        cure = "Leave it out, or write it into optimizer.arguments of a class."
+        raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
     if ":" in settings.name:
         return _of_a_class(settings)
     if settings.name == PROGRAM:
@@ -58,13 +61,24 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
     return OPTIMIZERS[settings.name](settings)
 
 
+def _moments(settings: object) -> dict[str, Any]:
+    return {name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None}
+
+
 @cache
 def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     import torch
 
     torch_class = getattr(torch.optim, kind)
-    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "zero_grad", "add_param_group")}
-    return type(kind, (torch_class,), {**methods, "step": torch.no_grad()(methods["step"])})
+    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "add_param_group")}
+    methods |= {"step": torch.no_grad()(methods["step"]), "zero_grad": _forget_gradients}
+    return type(kind, (torch_class,), methods)
+
+
+def _forget_gradients(optimizer, **_) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _sgd(settings) -> OptimizerSpec:
@@ -80,7 +94,9 @@ def _sgd(settings) -> OptimizerSpec:
 def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
     def adam(settings) -> OptimizerSpec:
         def make(parameters):
-            return _optimizer(kind)(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+            return _optimizer(kind)(
+                parameters, lr=settings.lr, weight_decay=settings.weight_decay, **_moments(settings)
+            )
 
         # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
         flops = 13 + 2 * bool(settings.weight_decay)

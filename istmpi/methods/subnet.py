@@ -44,8 +44,7 @@ class Subnet:
     def build(self, lengths: Mapping[str, int]) -> bool:
         """Build a network of these lengths, its values still undefined; return whether it is another than before.
 
-        The last one serves again where the lengths are the same, as they are from deal to deal: fresh memory would
-        cost more than the values that go into it.
+        The last one serves again where lengths are the same: fresh memory costs more than the values that go into it.
         """
         if self._lengths == lengths:
             return False

@@ -18,6 +18,8 @@ DATA_ARGUMENTS = {
     "features": "the number of values of an example",
     "outputs": "the number of classes, or of values to predict",
 }
+ALSO_FILLED_IN = {"num_classes": "outputs", "n_classes": "outputs", "in_channels": "channels"}
+"""Names that others give to facts of the data. A run that sets one itself keeps it, as a setting like all others."""
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],

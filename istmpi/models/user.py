@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from istmpi.code import gradients_kept, short
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.exits import joined, outputs_of
-from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
+from istmpi.models.arguments import ALSO_FILLED_IN, DATA_ARGUMENTS, arguments_of
 from istmpi.models.source import Source, load, load_class, source_of
 from istmpi.models.tables import has_table
 from istmpi.names import SHIPPED, place_of
@@ -291,7 +291,11 @@ def user_network(
     else:
         loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
         arguments, loader = _signature(name, loaded[0]), lambda: loaded
-    defaults = {argument: default for argument, default in arguments.items() if argument not in DATA_ARGUMENTS}
+        of_data = {"outputs": outputs, "channels": shape[0] if len(shape) > 1 else 0}
+        also = {argument: of_data[fact] for argument, fact in ALSO_FILLED_IN.items() if argument not in settings}
+        facts |= {argument: value for argument, value in also.items() if value}
+    filled_in = {*DATA_ARGUMENTS, *facts}
+    defaults = {argument: default for argument, default in arguments.items() if argument not in filled_in}
     for taken in ("scale", "init"):
         if taken in defaults:
             raise ConfigError(
@@ -307,8 +311,9 @@ def user_network(
     for argument, value in values.items():
         if value is _MISSING:
             raise ConfigError(
-                f"{name}: its argument {argument} has no default, and the data do not define it "
-                f"({', '.join(DATA_ARGUMENTS)}). Give --set model.{argument}=..., or a default."
+                f"{name}: its argument {argument} has no default and is unknown to the data "
+                f"({', '.join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])}). Give --set model.{argument}=..., or a "
+                "default."
             )
     for fact in (fact for fact in DATA_ARGUMENTS if fact in arguments and fact not in facts):
         if arguments[fact] is not _MISSING:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
@@ -30,19 +28,18 @@ class Picture:
 
 def pictures(comparison: Comparison) -> list[Picture]:
     """Draw the score against time and bytes, and where the time went; the same figures give the same text."""
-    panels: dict[str, tuple[float, Callable[[Axes], None]]] = {}
-    for cost, (words, _) in COSTS.items():
-        title = f"Test {comparison.score_name} against {words}"
-        panels[title] = HEIGHT, partial(_lines, comparison=comparison, cost=cost, title=title)
+    titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
-        panels[SPLIT] = max(HEIGHT, 1.6 + BAR * len(comparison.groups)), partial(_bars, comparison=comparison)
+        titles["phases"] = SPLIT
     drawings = []
-    for number, (title, (height, fill)) in enumerate(panels.items()):
+    for number, (cost, title) in enumerate(titles.items()):
         with looking_alike():
             from matplotlib.figure import Figure
 
+            height = max(HEIGHT, 1.6 + BAR * len(comparison.groups)) if cost == "phases" else HEIGHT
             drawn = Figure(figsize=(WIDTH, height), layout="constrained")
-            fill(drawn.subplots())
+            axis = drawn.subplots()
+            _bars(axis, comparison) if cost == "phases" else _lines(axis, comparison, cost, title)
         drawings.append(Picture(title, svg(drawn, title, str(number))))
     return drawings
 

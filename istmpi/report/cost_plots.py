@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import nan
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from istmpi.cost.survey import Row
@@ -31,9 +32,9 @@ def figure(rows: Sequence[Row], title: str) -> "Figure":
     with looking_alike():
         from matplotlib.figure import Figure
 
-        drawn = Figure(figsize=(13, 9), layout="constrained")
+        drawn = Figure(figsize=(8, 11), layout="constrained")
         counts, looks = sorted({row["ranks"] for row in rows}), styles(row["method"] for row in rows)
-        *axes, spare = drawn.subplots(2, 3).flat
+        *axes, spare = drawn.subplots(3, 2).flat
         spare.remove()
         for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
             for method, look in looks.items():
@@ -56,5 +57,5 @@ def figure(rows: Sequence[Row], title: str) -> "Figure":
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
             axis.minorticks_off()
             axis.legend()
-        drawn.suptitle(plain(title))
+        drawn.suptitle(fill(plain(title), 80))
     return drawn

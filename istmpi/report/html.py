@@ -24,15 +24,17 @@ body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72re
        background: var(--paper); overflow-wrap: break-word }}
 .verdict {{ max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
 .made, .more {{ color: var(--faint); font-size: .85em }}
-.wide {{ overflow-x: auto }}
+.wide {{ overflow-x: auto }} td, .value {{ white-space: nowrap }}
+th:first-child {{ position: sticky; left: 0; background: var(--paper) }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3em .7em; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }}
-th:first-child, .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere }}
+th:first-child, .texts td, .texts th {{ text-align: left }} .texts td {{ overflow-wrap: anywhere; white-space: normal }}
 tbody th {{ font-weight: 400 }}
-.value {{ white-space: nowrap }} .more {{ display: block }} .value + .value {{ color: var(--faint) }}
+td .more {{ display: block }} .value + .value {{ color: var(--faint) }}
 td.best {{ background: var(--tint) }} td.best .value:first-child {{ font-weight: 700 }}
 td.best .value:first-child::before {{ content: "\\2605\\a0"; color: var(--best) }}
-.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem }}
+.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
+            margin: 1.5rem 0 .5rem }}
 figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin: auto }}
 """
 
@@ -70,11 +72,11 @@ def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:
         for group in comparison.groups
         for curve in group.curves
     ]
-    details = {"The runs": _texts(("method", "seed", "evaluations", "state", "folder"), runs)}
+    table = _texts(("method", "seed", "evaluations", "state", "folder"), runs)
     return (
         f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
         f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"
-        + "".join(f"<details><summary>{title}</summary>\n{table}</details>\n" for title, table in details.items())
+        f"<details><summary>The runs</summary>\n{table}</details>\n"
     )
 
 

@@ -44,8 +44,8 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
     scores, errors = ([line.figure(name) if name in line else nan for line in scored] for name in keys)
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     changing = len(rates) == len(lines) and len(set(rates)) > 1  # the record of an earlier istmpi has none
-    heights = [3, 3, 1.2][: 2 + changing]
-    figure = Figure(figsize=(7, sum(heights) + 1), layout="constrained")
+    heights = [2.4, 2.4, 1.2][: 2 + changing]
+    figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     deals = bool(method) and spec_of(method).deals
     colour = styles([method])[method].colour if method else BLUE
@@ -61,6 +61,7 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
         axis.set_ylim(bottom=0)
     for axis, text in zip(axes, (plain(f"{split} {score_name}"), "loss", "learning rate")):
         axis.set_ylabel(text)
-    axes[-1].set_xlabel(f"training time ({unit})")
+        axis.tick_params(labelbottom=True)
+    axes[-1].set_xlabel(f"training time ({unit}), {counted(len(lines), 'round')}")
     figure.suptitle(plain(title))
     save(figure, path, title)

@@ -8,11 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from istmpi.config import Run
-from istmpi.config.sections import Optimizer
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
+from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import Row
 from istmpi.foreign import printable
+from istmpi.methods import schedules
 from istmpi.models.architecture import Architecture
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
@@ -59,7 +60,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
         ("FLOPs a local step", *(number(figures["flops_per_local_step"][whose]) for whose in of_whom)),
         ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
-        ("memory: owned rows", memory("owned")[0]),
+        ("memory: process, owned rows", memory("process", "owned")[0]),
         ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
         ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
         ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
@@ -79,27 +80,35 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     if figures["sent_bytes"] is not None:
         console.print(f"this run's seed: {figures['sent_bytes']:,} bytes sent by all ranks, without evaluations")
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
-    console.print(f"learning rate {learning_rate(run.optimizer, steps)}")
-    if network.inexact:
-        console.print(escape(inexact(network)))
-
-
-def learning_rate(optimizer: Optimizer, steps: int) -> str:
-    words = [f"{optimizer.lr:g}"]
-    if optimizer.warm_up:
-        words.append(f"warmed up over {optimizer.warm_up:,} of {steps:,} local steps")
-    if optimizer.schedule == "cosine":
-        words.append(f"falling to 0 along a cosine over the last {steps - optimizer.warm_up:,} local steps")
-    elif optimizer.schedule == "step":
-        shares = " and ".join(f"{at:.4g}" for at in optimizer.milestones)
-        falls = ", ".join(f"{step:,}" for step in optimizer.falls(steps))
-        words.append(f"times {optimizer.decay:g} after {shares} of the run (local steps {falls} of {steps:,})")
-    return ", ".join(words)
+    console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
+    for remark in (inexact(network) if network.inexact else "", figures["warning"]):
+        if remark:
+            console.print(escape(remark), soft_wrap=True)
 
 
 def inexact(network: Architecture) -> str:
     modules = ", ".join(module or "its own forward" for module in network.inexact)
     return f"FLOPs of subnets are overestimated: {modules} count as in the full network."
+
+
+FEW_UNITS, FEW_CHANNELS = 16, 256
+"""Units of a layer that a rank trains, and channels of a residual stream, below which a run is warned."""
+
+
+def too_narrow(network: Architecture, held: Holdings) -> str:
+    """Return a warning where the subnets of a deal are too narrow to learn well; else nothing."""
+    groups = [name for name in held.groups if name not in network.blocks]
+    if held.ranks == 1 or not groups:
+        return ""
+    fewest, name = min((min(part.lengths[name] for part in held.parts), name) for name in groups)
+    units = network.lengths[name]
+    if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
+        return (
+            f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. Deal out "
+            f"a width inside its blocks (method.partition), or use local-sgd."
+        )
+    few = f"warning: a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet learns little. Use "
+    return f"{few}fewer ranks or more units." * (fewest < FEW_UNITS)
 
 
 def _speed(row: Row) -> str:

@@ -20,13 +20,11 @@ from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, St
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
-from istmpi.record import FAILURE, SETTINGS, SUMMARY, RunFolder
+from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
-RECORD = "comparison.json"
-"""The file, in a comparison's folder, of what its runs have in common beside their settings."""
 EVALUATIONS = 20
 """Evaluations of a run that sets none: more than `istmpi train` takes, for a finer time to a target."""
 REHEARSED = {
@@ -172,7 +170,7 @@ class Comparison:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             record = {"ranks": self._communicator.size}
-            (self.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+            (self.folder / COMPARISON).write_text(json.dumps(record) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"--out {self.folder}: cannot be written ({error.strerror}). Give another folder."
@@ -203,13 +201,13 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
 
 def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
     given, number = run.output.folder, 1
-    path = Path(given or f"runs/compare-{run.name}")
+    path = home(given, f"compare-{run.name}")
     try:
         while refusal := _refusal(path, run, methods, repeats, ranks):
             if given:
                 raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
             number += 1
-            path = Path(f"runs/compare-{run.name}-{number}")
+            path = home("", f"compare-{run.name}-{number}")
     except OSError as error:
         raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Give another folder.") from None
     return path
@@ -221,7 +219,7 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
         return ""
     if not path.is_dir():
         return "it is a file"
-    record = path / RECORD
+    record = path / COMPARISON
     if not record.is_file():
         return "the folder is not empty and holds no comparison" if any(path.iterdir()) else ""
     if (ranks_there := _ranks(record)) != ranks:

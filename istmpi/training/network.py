@@ -178,6 +178,11 @@ def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
     """Return the table of a network that needs no inspection; None for another."""
     if not has_table(code.name):
         return None
+    if not data.outputs:
+        raise ConfigError(
+            f"{data.source} has an unknown number of classes, and {code.name} needs it. Give the training data set an "
+            f"attribute classes, their number or names, or train a network of yours, --model FILE.py:Class."
+        )
     facts = Facts(code.inputs, code.outputs)
     if code.graph:
         nodes, edges = data.train.size_of_example(run.train.batch, run.train.seed)

@@ -27,13 +27,14 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.exits import require_fitting
-from istmpi.methods import logit_adjustment, spec_of
+from istmpi.methods import class_loss, logit_adjustment, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
+from istmpi.training.epochs import in_rounds
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
@@ -69,6 +70,7 @@ class Prepared:
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
+        self.run = run = in_rounds(run, data, communicator.size, communicator)
         self.shares = shares_of(run, communicator)
         self.tally = Tally(communicator, self.clock)
         self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)
@@ -138,6 +140,7 @@ class Prepared:
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
         spec.require_wire(run)
         spec.load().check(run, size.dataset.task, size.batches, network)
+        class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
         run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
         spec.require_delay(run, network, self.communicator.size)

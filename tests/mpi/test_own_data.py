@@ -149,6 +149,12 @@ def test_a_function_or_data_that_cannot_be_used(name):
     assert FILE in str(refused.value)
 
 
+@pytest.mark.ranks(only=[1])
+def test_a_network_of_istmpi_needs_the_number_of_classes(comm):
+    with pytest.raises(ConfigError, match="own_data.py:uncounted has an unknown number of classes, and mlp needs it"):
+        Training(small_run(data__source=f"{FILE}:uncounted"), comm)
+
+
 BAD_FUNCTIONS = {
     "ManyLosses": "loss returns a value of shape (8,); it must return one number",
     "Detached": "loss has no gradient",

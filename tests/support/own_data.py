@@ -71,6 +71,9 @@ nothing = both(None, lambda split, item: None)
 wrong = 7
 
 
+uncounted = both(lambda x, y: (x, int(y)), Plain)
+
+
 def list_of_three():
     return [1, 2, 3]
 

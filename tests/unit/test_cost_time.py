@@ -8,6 +8,7 @@ from istmpi.config import Run
 from istmpi.cost import RIVALS
 from istmpi.cost.advice import LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
 from istmpi.cost.cluster import PRESETS, Cluster, load, network, preset
+from istmpi.cost.counts import PROCESS
 from istmpi.cost.survey import FIGURE_2, Scenario, survey
 from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.errors import ConfigError, DataError
@@ -163,7 +164,7 @@ def test_advice_prefers_what_changes_less_where_it_costs_little():
 
 
 def test_advice_respects_memory():
-    small = replace(preset("100gbit"), memory=300e6)
+    small = replace(preset("100gbit"), memory=300e6 + PROCESS)
     lines = advise(scenario(small), 8)
     assert lines[0].startswith("Run ist"), lines
     assert "local-sgd" in lines[1]

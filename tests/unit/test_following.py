@@ -10,7 +10,7 @@ import pytest
 from istmpi.comm.clock import Clock
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Score
-from istmpi.loggers import open_loggers
+from istmpi.loggers import open_loggers, require_installed
 from istmpi.loggers.logged_watch import LoggedWatch
 from istmpi.loggers.logger import figures
 from istmpi.record import RunFolder
@@ -115,6 +115,9 @@ def test_a_library_that_is_not_there_is_named_with_the_extra_that_has_it(monkeyp
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(DataError, match=rf"--log {name} need.*pip install 'istmpi\[{name}\]'"):
         open_loggers([name])
+    monkeypatch.setattr("istmpi.loggers.find_spec", lambda module: None)
+    with pytest.raises(DataError, match=rf"--log {name} needs.*pip install 'istmpi\[{name}\]'"):
+        require_installed([name])
 
 
 def test_figures_are_grouped_for_programs_that_draw_them():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,6 @@ def job(*arguments):
     return result.stdout
 
 
-def settings(script):
-    lines = script.splitlines()
-    return [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
-
-
 def run_with_stubs(script, folder, **environment):
     """Run a script with istmpi-run and CLUSTER replaced: the words that they were started with, a list a start."""
     programs, log = folder / "programs", folder / "log"
@@ -36,12 +32,10 @@ def run_with_stubs(script, folder, **environment):
         f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))\n"
     )
     stub.chmod(0o755)
-    lines = []
-    for line in script.splitlines():
-        line = f"PATH={programs}:$PATH" if line.startswith("PATH=") else line
-        lines.append(f"CLUSTER={stub}" if line.startswith("CLUSTER=") else line)
+    script = re.sub("(?m)^PATH=.*", f"PATH={programs}:$PATH", script)
+    script = re.sub("(?m)^CLUSTER=.*", f"CLUSTER={stub}", script)
     done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)], env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True
+        ["bash", "-c", script], env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in log.read_text().splitlines()]
@@ -60,7 +54,7 @@ def test_slurm_fills_in_what_was_asked_for():
         "slurm", "digits", "--nodes", 8, "--time", "4:00:00", "--partition", "long", "--gpus", 2,
         "--modules", "gcc/12,openmpi/4.1", "--launcher", "pmix", "--restarts", 3, "--", "--lr", "0.1",
     )  # fmt: skip
-    found = settings(script)
+    found = re.findall(r"^#SBATCH --(.*)$", script, re.M)
     for wanted in ("job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "gpus-per-node=2"):
         assert wanted in found
     assert "ntasks-per-node=2" in found and "requeue" in found
@@ -69,11 +63,41 @@ def test_slurm_fills_in_what_was_asked_for():
     assert "\nOPTIONS=(--restarts 3 --relaunch 3 --launcher pmix --ranks-per-host 2)\n" in script
 
 
-def test_slurm_quotes_and_never_executes(harmful, tmp_path):
-    script = job("slurm", harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
-    (words,) = run_with_stubs(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
-    assert words[:6] == ["--restarts", "20", "--relaunch", "3", "istmpi", "train"]
-    assert words[-3:] == [str(harmful), "--out", "$(touch harm)"]
+GRAMMAR = {
+    "slurm": r"#{1,2}SBATCH --((job-name|account|partition)=[\w.-]+|(nodes|ntasks-per-node|gpus-per-node)=\d+|"
+    r"exclusive|time=[\d:-]+|mem=\d+G|array=1-\d+|requeue|no-kill|signal=USR1@\d+|open-mode=append|output=%x-%j.out)",
+    "pbs": r"#{1,2}PBS -([NAq] [\w.-]+|l select=\d+:ncpus=\d+:mpiprocs=\d+(:mem=\d+gb)?(:ngpus=\d+)?|"
+    r"l walltime=\d+:\d\d:\d\d|l place=scatter:excl|J 1-\d+|j oe|r y)",
+    "lsf": r'#{1,2}BSUB -(J "[\w-]+(\[1-\d+\])?"|[nW] \d+|R "(span\[ptile=\d+\]|rusage\[mem=\d+GB/host\])"|'
+    r'[Pq] [\w.-]+|gpu "num=\d+"|x|r|Q "75"|o %J.out)',
+}
+"""Lines of directives, by the manuals of sbatch, of qsub (PBS Professional 2022) and of bsub (LSF 10.1)."""
+
+
+@pytest.mark.parametrize("scheduler", GRAMMAR)
+def test_every_scheduler_gets_directives_of_its_manual(scheduler):
+    given = "--nodes", 8, "--time", "1-2", "--gpus", 2, "--memory", 64, "--account", "a-1", "--queue", "long"
+    scripts = [job(scheduler, "digits", *words) for words in ((), given, (*given, "--seeds", 3), ("--compare",))]
+    scripts += [path.read_text() for path in (ROOT / "jobs" / scheduler).iterdir()]
+    for script in scripts:
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        lines = [line for line in script.splitlines() if re.match(r"##?[A-Z]+ -", line)]
+        assert not [line for line in lines if not re.fullmatch(GRAMMAR[scheduler], line)]
+    plain, filled, seeds = (sum(line.startswith("##") for line in script.splitlines()) for script in scripts[:3])
+    assert plain >= 3 > 1 >= filled and not seeds, "options that were not given are comments"
+    assert re.search(r"26:00:00|1560|=1-2$", scripts[1], re.M), "the time in the scheduler's form"
+
+
+@pytest.mark.parametrize("scheduler", GRAMMAR)
+def test_schedulers_scripts_quote_and_never_execute(scheduler, harmful, tmp_path):
+    script = job(scheduler, harmful, "--nodes", 2, "--", "--out", "$(touch harm)")
+    given = dict.fromkeys(("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"), str(tmp_path))
+    given |= dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), os.devnull)
+    given |= dict.fromkeys(("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"), "7")
+    given |= dict.fromkeys(("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME"), "name")
+    (words,) = run_with_stubs(script, tmp_path, **given)
+    assert words[2:6] == ["--relaunch", "3", "istmpi", "train"] and words[0] in ("--restarts", "--hosts")
+    assert words[-7:] == [str(harmful), "--out", "$(touch harm)", "--seed", "7", "--out", "runs/name-seed-7"]
     assert not list(tmp_path.rglob("harm"))
 
 
@@ -107,10 +131,13 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("ec2", "digits", "--instances", 2, "--", "--out", "a/../../b"), "on EC2 a run's folder is under /shared"),
         (("slurm", "digits", "--time", "soon"), "--time soon: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS"),
         (("slurm", "digits", "--partition", "a\n#SBATCH"), "must be letters, digits and"),
-        (("slurm", "digits", "--partition", "$(me)"), "--partition $(me): must be letters, digits and"),
+        (("slurm", "digits", "--partition", "$(me)"), "--queue $(me): must be letters, digits and"),
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
-        (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere does not exist."),
-        (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units, but the run has 4 ranks"),
+        (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for one method; istmpi compare has --repeats"),
+        (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),
+        (("lsf", "digits", "--time", "4:00"), "--time 4:00: must be minutes"),
+        (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere: there is no such file."),
+        (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units but the run has 4 ranks"),
         (
             ("slurm", "digits", "--nodes", 4, "--gpus", 4, "--", "--hidden", "8"),
             "hidden1 has 8 units, but the run has 16 ranks",

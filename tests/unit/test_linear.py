@@ -11,8 +11,9 @@ INPUTS, OUTPUTS = 30, 20
 
 
 @pytest.fixture
-def layers():
+def layers(monkeypatch):
     """Ours and torch's, with the same values."""
+    monkeypatch.setattr(linear, "SMALL", 0)
     ours, theirs = Linear(INPUTS, OUTPUTS), nn.Linear(INPUTS, OUTPUTS)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs

@@ -16,6 +16,7 @@ SETTINGS = [
     Optimizer("sgd", 0.1, weight_decay=0.01),
     Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.01),
     Optimizer("adamw", 0.1, weight_decay=0.01),
+    Optimizer("adamw", 0.1, betas=(0.8, 0.95), eps=0.01),
 ]
 
 
@@ -62,6 +63,7 @@ def test_it_steps_as_pytorchs_own(settings):
     optimizer = optimizer_spec(settings).make([ours])
     (group,) = optimizer.param_groups
     known = {name: group[name] for name in ("lr", "momentum", "weight_decay") if name in group}
+    known |= {"betas": settings.betas, "eps": settings.eps} if settings.eps else {}
     walk(ours, optimizer, range(4))
     walk(theirs, {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.name]([theirs], **known), range(4))
     assert torch.equal(ours, theirs) and not torch.equal(ours, torch.ones_like(ours))
@@ -87,4 +89,7 @@ def test_the_settings_arrive():
 def test_an_unknown_optimizer_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer.name = 'adan' is not known; did you mean adam\?"):
         optimizer_spec(Optimizer("adan"))
+    for name in ("sgd", "torch.optim:RMSprop"):
+        with pytest.raises(ConfigError, match="optimizer.eps = 0.01 is for adam and adamw, not "):
+            optimizer_spec(Optimizer(name, 0.1, eps=0.01))
     assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]

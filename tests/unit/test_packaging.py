@@ -53,6 +53,20 @@ def test_environment_yml_says_the_same_as_pyproject_toml():
     assert conda == {CONDA_NAMES.get(name, name): versions for name, versions in pip.items()}
 
 
+def test_recipes_and_the_lock_say_the_same_as_pyproject_toml():
+    wanted = {name: limits.split(",")[0] for name, limits in map(name_and_versions, PROJECT["dependencies"])}
+    recipe = (ROOT / "jobs/packaging/recipe.yaml").read_text()
+    conda = {name: limits.split(",")[0] for name, limits in re.findall(r"^    - ([\w-]+) (>=\S+)$", recipe, re.M)}
+    more = {"setuptools": ">=77", "python": PROJECT["requires-python"]}
+    assert conda == {{"torch": "pytorch"}.get(name, name): limits for name, limits in wanted.items()} | more
+    package = (ROOT / "jobs/packaging/package.py").read_text()
+    spack = {name: f">={least}" for name, least in re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):', package)}
+    assert spack == wanted | {"setuptools": ">=77", "matplotlib": ">=3.8"}
+    assert f'version: "{__version__}"' in recipe and f'version("{__version__}")' in package
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "jobs/packaging/tested.txt").read_text(), re.M))
+    assert {*wanted} - {*tested} == {"tomli"}
+
+
 def test_every_import_is_declared():
     names = [name_and_versions(one)[0] for one in requirements("plots", "data", "export")]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
@@ -92,20 +106,26 @@ def test_help_says_where_the_pages_are():
     assert (folder / "tutorial.md").is_file()
 
 
+SETUP = ROOT / "bin/lib/setup.sh"
+
+
 def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho Collecting torch\nsleep 3.3\necho no such package\nexit 3\n")
     python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", 'source "$0"; pip_install torch || exit $?', ROOT / "bin/lib/setup.sh"],
-        env={**os.environ, "ISTMPI_VENV": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 3
-    assert re.search(r"3 s, \d+ MB so far: Collecting torch", done.stdout)
-    assert "no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
+    for terminal, said in (
+        ("yes", r"(\r\x1b\[K  \d s, \d+ MB, (looking for packages|Collecting torch))+\r\x1b\[K"),
+        ("", ""),
+    ):
+        done = subprocess.run(
+            ["bash", "-euc", 'source "$0"; TERMINAL=$1; pip_install packages torch || exit $?', SETUP, terminal],
+            env={**os.environ, "ISTMPI_VENV": str(tmp_path)},
+            capture_output=True,
+        )
+        assert done.returncode == 3
+        assert re.fullmatch(rf"setup.sh: packages\n{said}", done.stdout.decode())
+        assert b"no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
 
 
 def test_the_citation_is_of_this_version():

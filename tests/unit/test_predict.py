@@ -62,7 +62,7 @@ def test_examples_of_another_shape_are_refused(checkpoints, shape):
 def test_json_lines(checkpoints, istmpi_command):
     words = "--format", "jsonl"
     first = json.loads(istmpi_command("predict", checkpoints / "batch.h5", "digits", *words)[1].splitlines()[0])
-    assert first.keys() == {"example", "class", "probability"} and first["example"] == 0
+    assert first.keys() == {"example", "class", "probability", "true_class"} and first["example"] == 0
     _, out, _ = istmpi_command("predict", checkpoints / "batch.h5", "digits", *words, "--outputs")
     assert json.loads(out.splitlines()[1])["outputs"].keys() == set("0123456789")
     numbers = checkpoints / "numbers.npz"
@@ -153,7 +153,7 @@ def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
     environment = {**os.environ, "PROGRAM": program}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patient(60))
     assert result.stderr == ""
-    assert result.stdout.splitlines()[0].startswith("example,class,probability,output_0")
+    assert result.stdout.splitlines()[0].startswith("example,class,probability,true_class,output_0")
     assert result.stdout.splitlines()[1] == "0"
 
 

@@ -18,24 +18,38 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
     """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
     schedulers, steps = torch.optim.lr_scheduler, 40
     cosine = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine")
+    least, linear = (Optimizer(lr=0.8, warm_up=warm_up, schedule=name, least_lr=0.2) for name in ("cosine", "linear"))
     falling = Optimizer(lr=0.8, warm_up=warm_up, schedule="step", milestones=(0.3, 0.55, 0.9), decay=0.2)
+    cycle = Optimizer(lr=0.8, schedule="one-cycle")
     for ours, make in (
+        (least, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up, 0.2)),
+        (linear, lambda optimizer: schedulers.LinearLR(optimizer, 1, 0.25, steps - warm_up)),
+        (cycle, lambda optimizer: schedulers.OneCycleLR(optimizer, 0.8, steps, cycle_momentum=False)),
         (cosine, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up)),
         (falling, lambda optimizer: schedulers.MultiStepLR(optimizer, [at - warm_up for at in (12, 22, 36)], 0.2)),
     ):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
         scheduler = make(optimizer)
-        for step in range(warm_up, steps):
-            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
+        for step in range(ours.warm_up, steps):
+            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
             optimizer.step()
             scheduler.step()
-        assert [ours.lr_at(n, steps) for n in range(warm_up)] == [0.8 * ((n + 1) / 3) for n in range(warm_up)]
+        assert [ours.lr_at(n, steps) for n in range(ours.warm_up)] == [0.8 * ((n + 1) / 3) for n in range(ours.warm_up)]
+
+
+def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
+    stable = Optimizer(lr=0.8, warm_up=5, schedule="warm-up-stable-decay", least_lr=0.1)
+    rates = [stable.lr_at(step, 50) for step in range(50)]
+    assert rates[:5] == pytest.approx([0.16, 0.32, 0.48, 0.64, 0.8]) and {*rates[5:41]} == {0.8}
+    assert rates[41:] == pytest.approx([0.8 - 0.07 * n for n in range(1, 10)])
+    falling = Optimizer(lr=0.8, schedule="step", least_lr=0.05)
+    assert [falling.lr_at(step, 8) for step in (3, 4, 6)] == pytest.approx([0.8, 0.08, 0.05])
 
 
 @pytest.mark.parametrize(
     "setting, value, said",
     [
-        ("schedule", "linear", "schedule"),
+        ("schedule", "exponential", "schedule"),
         ("milestones", [0.5, 1.5], "fractions of the run"),
         ("milestones", [0], "fractions of the run"),
         ("milestones", [], "fractions of the run"),
@@ -55,7 +69,9 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
     [
         ({"warm_up": 41}, 40, "optimizer.warm_up = 41 is more than the 40 local steps of the run"),
         ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
-        ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "0.3 is local step 12 of 40, within"),
+        ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "beyond local step 32 of 40"),
+        ({"warm_up": 1, "schedule": "one-cycle"}, 40, "beyond local step 0 of 40"),
+        ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "beyond local step 12 of 40"),
     ],
 )
 def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):
@@ -86,14 +102,14 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
     ],
 )
 def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
-    code, out, err = istmpi_command("train", "--dry-run", *options)
+    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", *options)
     assert (code, err) == (0, "")
     assert " ".join(out.split()).endswith(said)
 
 
 @pytest.mark.parametrize("method, steps", [("ist", 600), ("fedavg", 720)])
 def test_a_plan_of_a_warm_up_without_end_is_refused(istmpi_command, method, steps):
-    code, out, err = istmpi_command("train", "--dry-run", "--method", method, "--warm-up", "999")
+    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", "--method", method, "--warm-up", "999")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert f"optimizer.warm_up = 999 is more than the {steps} local steps" in err
 

@@ -57,10 +57,12 @@ def command(
         from istmpi.report.comparison import check_targets, compare
         from istmpi.report.curves import read_curves
         from istmpi.training.comparison import Comparison
+        from istmpi.training.epochs import in_rounds
 
         with communicator.agreed():
             data = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed)
             check_targets(scores, data.scoring.score)
+        resolved = in_rounds(resolved, data, communicator.size, communicator)
         comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
         comparison.rehearse()
     with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:

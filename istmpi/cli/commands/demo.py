@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import bandwidth, real, text, whole
+from istmpi.cli.options import bandwidth, flag, real, text, whole
 from istmpi.cli.output import console, table
 from istmpi.comm import launched
 from istmpi.errors import ConfigError, IstmpiError
+from istmpi.record import SETTINGS, home
 from istmpi.units import in_seconds, number
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ LATENCY = 100e-6
 @whole("--ranks", "P", "Ranks to start.", 2, 16, default=4)
 @text("--rate", "RATE,...", "Link rates to predict for.", default="10Mbit,50Mbit,250Mbit")
 @real("--seconds", "S", "Training time of each method.", 1, 600, default=15)
-@text("--out", "FOLDER", "Folder for runs and report.", default="runs/demo")
-def command(ranks: int, rate: str, seconds: float, out: str) -> None:
+@text("--out", "FOLDER", "Folder of runs and report; demo in $ISTMPI_RUNS (runs) by default.")
+@flag("--brief", "Print the prediction alone.")
+def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool) -> None:
     """Train the digits with three methods on this machine, and predict what each would take over slow links.
 
     It starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
@@ -50,10 +52,10 @@ def command(ranks: int, rate: str, seconds: float, out: str) -> None:
     if shutil.which("mpirun") is None:
         raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI or load its module; see istmpi doctor.")
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
-    stdout, folder = console(soft_wrap=True), Path(out)
+    stdout, folder = console(soft_wrap=True), home(out or "", "demo")
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
-    training = ["--out", out, "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
-    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training])
+    training = ["--out", str(folder), "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
+    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
     cluster = folder / "cluster.json"
     with stdout.status("measuring this machine"):
         _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
@@ -68,7 +70,6 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     from istmpi.cost import cost
     from istmpi.cost.cluster import load, network
     from istmpi.cost.time import round_time
-    from istmpi.record import SETTINGS
     from istmpi.report.comparison import compare, reached
     from istmpi.report.curves import read_curves
 

@@ -1,28 +1,34 @@
-"""Print scripts that run istmpi on SLURM and EC2.
+"""Print scripts that run istmpi on SLURM, PBS, LSF and EC2.
 
 A script is a template of job_scripts/, filled in for one run. A text of the user's is quoted, never executed.
 """
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import click
 
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import resolve
 from istmpi.config import Run
+from istmpi.environment import read
 from istmpi.errors import ConfigError
+from istmpi.foreign import read_toml
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-_TIME = r"(\d+-)?\d+(:\d\d){0,2}", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"
-_NAME = r"[\w.,@%+/:=-]+", "letters, digits and .,@%+/:=-"
+
+_EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
+"""Values in the commented lines of a script, of options that were not given."""
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -30,17 +36,21 @@ _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 @click.group("job")
 def command() -> None:
-    """Scripts that run istmpi on SLURM and EC2, printed ready to be submitted."""
+    """Scripts that run istmpi on SLURM, PBS, LSF and EC2, printed ready to be submitted."""
 
 
-@command.command("slurm")
+@click.command("slurm")
 @_RUN
 @_OPTIONS
 @whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
-@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.")
-@text("--partition", "NAME", "Partition, as for sbatch.")
+@whole("--cores", "N", "PBS, LSF: cores of each node.", 1, 10_000, default=8)
+@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.  [default: 4:00:00, of a comparison 12:00:00]")
+@click.option("--partition", "--queue", "queue", metavar="NAME", help="Partition, or queue.")
+@text("--account", "NAME", "Account, or project, that pays.")
+@whole("--memory", "GB", "Memory of each node.", 1, 1_000_000)
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
+@whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
     "--launcher",
@@ -50,51 +60,72 @@ def command() -> None:
 @text("--interface", "NAME", "Network interface between the nodes.")
 @text("--stage", "FILE", "Copy FILE to each node's local disk first.", multiple=True)
 @flag("--stage-venv", "Copy the virtual environment there as well.")
-@whole("--restarts", "N", "Times to queue the job again.", 0, 1000, default=20)
+@whole("--restarts", "N", "SLURM: times to be queued again.", 0, 1000, default=20)
 @whole("--relaunch", "N", "Times to resume inside the job without lost nodes (3; not with --compare).", 0)
-def slurm(
-    run: str,
-    options: tuple[str, ...],
-    nodes: int | None,
-    compare: bool,
-    gpus: int | None,
-    modules: str | None,
-    launcher: str | None,
-    interface: str | None,
-    stage: tuple[str, ...],
-    stage_venv: bool,
-    restarts: int,
-    relaunch: int | None,
-    **given: str | None,
-) -> None:
+@click.pass_context
+def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
     """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, follow --.
 
     \b
-    istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 > speech.sbatch
+    istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 | sbatch
+    istmpi job pbs speech --nodes 8 --cores 16 > speech.pbs && qsub speech.pbs
+    istmpi job lsf speech --nodes 8 --cores 16 | bsub
     """
-    if relaunch and compare:
+    scheduler = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")[context.info_name]
+    compare, seeds, gpus = given["compare"], given["seeds"], given["gpus"]
+    if compare and given["relaunch"]:
         raise click.UsageError("--relaunch may change the number of ranks, so it does not go with --compare.")
-    if relaunch is None and not compare:
-        relaunch = 3
-    for file in stage:
+    if compare and seeds:
+        raise click.UsageError("--seeds is for a single method; give istmpi compare --repeats after --.")
+    for file in given["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file} does not exist.")
-    settings = {"job-name": job_name(run)} | {name: value for name, value in given.items() if value is not None}
-    if gpus:
-        settings |= {"gpus-per-node": str(gpus), "ntasks-per-node": str(gpus)}
-    _check_settings(settings)
-    if nodes is not None:
-        settings["nodes"] = str(nodes)
-    check((run, *options), (nodes or 1) * (gpus or 1), "compare" if compare else "train")
-    start = {"restarts": restarts, "relaunch": relaunch, "launcher": launcher, "interface": interface}
-    words = _words(start | {"ranks-per-host": gpus})
-    words += [word for file in stage for word in ("--stage", file)] + ["--stage-venv"] * stage_venv
+    for option in ("queue", "account"):
+        if given[option] is not None and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
+            raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
+    limits = _limits(given["time"] or ("12:00:00" if compare else "4:00:00"))
+    verb, start = ("compare", "compare") if compare else ("train", "train --resume auto")
+    out = check((run, *options), (given["nodes"] or 1) * (gpus or 1), verb).output.folder
+    if seeds and out:
+        raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
+    given |= {"ranks-per-host": gpus, "relaunch": 3 if given["relaunch"] is None and not compare else given["relaunch"]}
+    words = _words({key: given[key] for key in scheduler["options"]})
+    words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
+    fields = {key: value for key, value in given.items() if value is not None} | limits | {"start": start}
+    fields |= {"name": job_name(run), "nodes": given["nodes"] or 2, "ranks": gpus or 1}
+    fields["slots"] = fields["nodes"] * given["cores"]
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
-    lines = [f"module load {shlex.join(modules.split(','))}"] if modules else []
+    lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given["modules"] else []
+    lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * ("ISTMPI_RUNS" in os.environ)
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    script = "compare" if compare else "train"
-    _print_script(f"slurm/{script}.sbatch", "slurm", lines, (run, *options), settings)
+    lines += [line.format_map(fields) for line in scheduler["lines"]]
+    template = _template(scheduler["template"].format(verb=verb))
+    for directive in scheduler["directives"]:
+        begin = re.escape(scheduler["mark"] + re.split("[{<]", directive)[0])
+        text = re.sub("<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive)
+        comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
+        text = comment + scheduler["mark"] + text.format_map({**_EXAMPLES, **fields})
+        template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
+    _print_script(template, context.info_name, lines, (run, *options))
+
+
+for _name in ("slurm", "pbs", "lsf"):
+    _named = copy(_script)
+    _named.name = _name
+    command.add_command(_named)
+
+
+def _limits(text: str) -> dict[str, Any]:
+    """Return a time limit in the forms of all schedulers; ConfigError where they could not read it alike."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
+    if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
+        raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00.")
+    days, *parts = (int(part or 0) for part in match.groups())
+    hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)
+    seconds += 60 * (minutes + 60 * (hours + 24 * days))
+    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
 
 
 @command.command("ec2")
@@ -113,14 +144,13 @@ def ec2(
     run: str,
     options: tuple[str, ...],
     instances: int,
-    type: str,
     spot: bool,
     region: str | None,
     key: str | None,
     ssh_from: str | None,
     yes_open: bool,
-    hours: int,
     package: str | None,
+    **given: object,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
 
@@ -130,16 +160,14 @@ def ec2(
 
     Options of istmpi train follow --. A run file and a data file of this machine are sent along.
     """
-    from istmpi.record import home
-
     resolved = check((run, *options), instances)
-    out, data = home(resolved.output.folder, resolved.name), resolved.data.source
+    out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
         raise ConfigError(f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without ..")
     arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
         arguments, send = (*arguments, "--data", data), [*send, "--send", data]
-    up = _words({"instances": instances, "type": type, "hours": hours})
+    up = _words({"instances": instances, "type": given["type"], "hours": given["hours"]})
     up += ["--spot"] * spot + ["--yes-open"] * yes_open + _words({"package": package or None})
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
@@ -150,7 +178,7 @@ def ec2(
         f"FOLDER={shlex.quote(str(out))}",
         *(f"{name}={shlex.quote(value)}" for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value),
     ]
-    _print_script("ec2/train.sh", "ec2", lines, arguments)
+    _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
 
 
 @command.command("folder")
@@ -198,30 +226,14 @@ def _words(options: Mapping[str, object]) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
 
 
-def _check_settings(settings: Mapping[str, str]) -> None:
-    for name, value in settings.items():
-        shape, example = _TIME if name == "time" else _NAME
-        if not re.fullmatch(shape, value):
-            raise ConfigError(f"--{name} {value}: must be {example}.")
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _print_script(
-    template: str, verb: str, lines: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str] | None = None
-) -> None:
-    text = (TEMPLATES / template).read_text(encoding="utf-8")
-    for name, value in (settings or {}).items():
-        text = _with_setting(text, name, value)
+def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:
     lines = [f"# ---- filled in by istmpi job {verb}", *lines, f"set -- {shlex.join(arguments)}", "# ----", ""]
-    text = _MARK.sub(lambda _: "\n".join(lines), text, count=1)
+    text = _MARK.sub(lambda _: "\n".join(lines), template, count=1)
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
             raise ConfigError(f"the script would contain a line that cannot be printed: {line}. Give another name.")
     click.echo(text, nl=False)
-
-
-def _with_setting(text: str, name: str, value: str) -> str:
-    line, old = f"#SBATCH --{name}={value}", re.compile(rf"^#SBATCH --{name}=.*$", re.MULTILINE)
-    if old.search(text):
-        return old.sub(lambda _: line, text)
-    last = list(re.finditer(r"^#SBATCH .*$", text, re.MULTILINE))[-1].end()
-    return f"{text[:last]}\n{line}{text[last:]}"

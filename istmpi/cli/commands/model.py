@@ -59,9 +59,10 @@ def command(
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
     task = NEXT_TOKEN if tokens else CLASSIFICATION
     if shape is None:
+        from istmpi.data.holdout import TestSplit
         from istmpi.data.sources import open_dataset
 
-        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "")
+        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "", test=TestSplit(0.2))
         example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
     else:
         inputs, example = None, options.shape("--shape", shape)
@@ -95,6 +96,8 @@ def command(
         shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
         for shown in tables(facts, shapes):
             wide_console().print(shown, "")
+        if facts["warning"]:
+            print(facts["warning"])
     if refusal:
         raise refusal
 
@@ -102,12 +105,14 @@ def command(
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
     from istmpi.cost.holdings import Holdings
     from istmpi.models.operators import flops
+    from istmpi.report.tables import too_narrow
 
     table, dealt = network.table, network.table.dealt
     possible = [count for count in counts if all(network.lengths[name] >= count for name in dealt)]
     holdings = {count: Holdings(network.parameters, network.lengths, dealt, count) for count in [1, *possible]}
     largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
     held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
+    warnings = (too_narrow(network, holdings[count]) for count in possible)
     products = {count: float(flops(table.operators, part.lengths)) for count, part in largest.items()}
     return {
         "settings": dict(table.settings),
@@ -132,6 +137,7 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
         "flops_of_held": {str(count): products.get(count) for count in counts},
         "operators": [_operator(operator, inferred.lengths) for operator in table.operators],
         "inexact": list(table.inexact),
+        "warning": next(filter(None, warnings), ""),
         "source": table.source,
     }
 

@@ -87,8 +87,9 @@ def command(
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.dense.predict import read_inputs, true_classes
     from istmpi.data.files.decoder import Notes
+    from istmpi.data.holdout import TestSplit
     from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
@@ -126,9 +127,11 @@ def command(
     else:
         options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
         options |= {"skipped": _note_skipped, "reading": reading, "notes": notes}
+        options |= {"test": TestSplit(run.data.test, run.train.seed)}
+        true = true_classes(source, split, options["test"]) if classes else None
         blocks = read_inputs(source, data.kind, data.shape, **options)
         answers, limit = predict(network, blocks), top or 0 if several else None
-        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
+        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit, true=true)
     if not out:
         _print(text)
     else:

@@ -28,7 +28,7 @@ def comparing(command: Callable) -> Callable:
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
 @comparing
 @as_json
-@text("--html", "FILE", "Write tables and plots as one HTML file.")
+@text("--html", "FILE", "Write the figures, with pictures, as one HTML file, instead of printing them.")
 def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: str | None) -> None:
     """Compare what the methods of finished runs needed to reach the same score.
 
@@ -44,7 +44,7 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     comparison = compare(curves, scores)
     if as_json:
         print_json(tree_of(comparison))
-    else:
+    elif not html:
         print_comparison(comparison)
     if html:
         names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name)) or comparison.data

@@ -1,17 +1,36 @@
-"""List the runs that ship with istmpi."""
+"""List the runs that ship with istmpi; measure and remove the folders of runs."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.markup import escape
 
-from istmpi.cli.options import as_json
-from istmpi.cli.output import console, print_json, table
+from istmpi import lock
+from istmpi.cli.options import as_json, flag
+from istmpi.cli.output import console, print_json, say, table
 from istmpi.config import SHIPPED, shipped
+from istmpi.environment import read
+from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.foreign import one_line
+from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
+from istmpi.units import counted, size
+
+MARKS = (METRICS, SETTINGS, COMPARISON)
+"""Files of which a run's folder has one. They go last: `rm` can finish what was interrupted."""
 
 
-@click.command("runs")
+@click.group("runs", invoke_without_command=True)
 @as_json
-def command(as_json: bool) -> None:
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
     """List the runs that ship with istmpi, for istmpi train NAME. Their settings: istmpi settings."""
+    if context.invoked_subcommand:
+        return
     files = {name: SHIPPED.joinpath(f"{name}.toml") for name in shipped()}
     first_lines = {name: file.read_text().splitlines()[0].lstrip("# ") for name, file in files.items()}
     if as_json:
@@ -21,3 +40,92 @@ def command(as_json: bool) -> None:
     for name, line in first_lines.items():
         listing.add_row(f"[bold]{name}", escape(line))
     console(soft_wrap=True).print(listing)
+
+
+@command.command("du")
+@as_json
+def du(as_json: bool) -> None:
+    """Print the space that the runs in $ISTMPI_RUNS (runs) take.
+
+    Sizes are what the file system allots; files count folders, too, as a quota of inodes does.
+    """
+    facts = [*map(_facts, _runs_in(Path(read("ISTMPI_RUNS"))))]
+    print_json(facts) if as_json else _show(facts)
+
+
+@command.command("rm")
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@flag("--yes", "Do not ask.")
+def rm(folders: tuple[str, ...], yes: bool) -> None:
+    """Remove runs with all their files, after a question. RUN is a folder in $ISTMPI_RUNS (runs), or its name there."""
+    runs = dict.fromkeys(_removable(folder, Path(read("ISTMPI_RUNS"))) for folder in folders)
+    if not yes:
+        _show([*map(_facts, runs)])
+        if not sys.stdin.isatty():
+            raise ConfigError("istmpi runs rm asks before it removes, and no terminal is here to answer. Give --yes.")
+        click.confirm(f"Remove {counted(len(runs), 'run')}?", abort=True)
+    for run in runs:
+        if run.exists():  # else it was inside of one before
+            _remove(run)
+            say(f"removed {run}")
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    """Yield the runs in a folder, itself included; a comparison is one."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder. Train a run, or correct ISTMPI_RUNS.")
+    for path, folders, files in os.walk(folder):
+        folders.sort()
+        if {*MARKS} & {*files}:
+            folders.clear()
+            yield Path(path)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """Measure a run's folder; a file with two names counts once."""
+    statuses = [path.lstat() for path in (run, *run.rglob("*")) if os.path.lexists(path)]
+    allotted = {status.st_ino: 512 * status.st_blocks for status in statuses}
+    state = "finished" if (run / SUMMARY).is_file() else "comparison" if (run / COMPARISON).is_file() else "unfinished"
+    state = "in use" if _holder(run, run) else state
+    return {"folder": str(run), "bytes": sum(allotted.values()), "files": len(allotted), "state": state}
+
+
+def _show(facts: list[dict[str, Any]]) -> None:
+    listing = table("size", "files", "state", "folder")
+    for run in facts:
+        listing.add_row(size(run["bytes"]), f"{run['files']:,}", run["state"], escape(one_line(run["folder"])))
+    nbytes, files = (sum(run[name] for run in facts) for name in ("bytes", "files"))
+    listing.add_row(size(nbytes), f"{files:,}", "", counted(len(facts), "run"))
+    console(soft_wrap=True).print(listing)
+
+
+def _removable(name: str, root: Path) -> Path:
+    """Return a run's folder; ConfigError where it is none, lies outside of the runs' folder, or is in use."""
+    folder = root / name if (root / name).is_dir() else Path(name)
+    if not folder.is_dir():
+        raise ConfigError(f"{name}: there is no such folder, here or in {root}. See: istmpi runs du")
+    if root.resolve() not in folder.resolve().parents or folder.is_symlink():
+        raise ConfigError(f"{folder} is not a folder of runs in {root}. Set ISTMPI_RUNS to the folder around it.")
+    if next(_runs_in(folder), None) != folder:
+        raise ConfigError(f"{folder} is not a run: it lacks all of {', '.join(MARKS)}. Remove it by hand.")
+    if holder := _holder(folder.resolve(), root.resolve()):
+        raise ConfigError(f"{folder} is in use by {holder}. Stop the run first: touch {folder}/STOP")
+    return folder
+
+
+def _holder(run: Path, root: Path) -> str:
+    """Name who works in a run, in a run of it, or in the comparison around it; empty where nobody does."""
+    around = (folder for folder in run.parents if root in folder.parents)
+    folders = (run, *around, *(path.parent for path in run.rglob(lock.FILE)))
+    return next(filter(None, map(lock.holder, folders)), "")
+
+
+def _remove(run: Path) -> None:
+    """Remove a run's folder; it is held meanwhile, so that nobody starts in it, and its marks go last."""
+    try:
+        lock.FolderLock(run)
+        for path in sorted(run.iterdir(), key=lambda path: (path.name in (*MARKS, lock.FILE), path.name == lock.FILE)):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        run.rmdir()
+    except OSError as error:
+        raise OutputError(f"{error.filename or run}: cannot be removed ({error.strerror}).") from None

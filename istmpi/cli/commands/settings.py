@@ -1,6 +1,7 @@
 """List and describe the settings of a run file; print a schema for editors."""
 
 import json
+import os
 from collections.abc import Sequence
 
 import click
@@ -8,7 +9,9 @@ from rich.markup import escape
 
 from istmpi.cli.output import console, table
 from istmpi.config import Setting, every_setting
+from istmpi.environment import VARIABLES
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.foreign import one_line
 from istmpi.report.settings import markdown, schema, shown_default
 
 
@@ -16,7 +19,8 @@ from istmpi.report.settings import markdown, schema, shown_default
 @click.argument("name", required=False)
 @click.option("--schema", "as_schema", is_flag=True, help="Print a JSON Schema of run files, for editors.")
 @click.option("--markdown", "as_page", is_flag=True, help="Print docs/settings.md.")
-def command(name: str | None, as_schema: bool, as_page: bool) -> None:
+@click.option("--environment", is_flag=True, help="List the environment variables of istmpi's own.")
+def command(name: str | None, as_schema: bool, as_page: bool, environment: bool) -> None:
     """List the settings of a run, or describe NAME: a setting, a section, a method or a network.
 
     \b
@@ -27,12 +31,14 @@ def command(name: str | None, as_schema: bool, as_page: bool) -> None:
 
     A run file has them as keys in [SECTION], a command line as --set SECTION.KEY=VALUE.
     """
-    if sum((bool(name), as_schema, as_page)) > 1:
-        raise click.UsageError("NAME, --schema and --markdown exclude each other; give one.")
+    if sum((bool(name), as_schema, as_page, environment)) > 1:
+        raise click.UsageError("NAME, --schema, --markdown and --environment do not go with each other; give one.")
     if as_schema:
         click.echo(json.dumps(schema(), indent=1, ensure_ascii=False))
     elif as_page:
         click.echo(markdown(), nl=False)
+    elif environment:
+        _list_variables()
     elif name:
         click.echo("\n\n".join(map(_description, _named(name.strip("[]")))))
     else:
@@ -65,6 +71,12 @@ def _list(settings: Sequence[Setting]) -> None:
             f"[bold]{setting.name}", escape(shown_default(setting)), escape(f"{owner}{setting.help}{limits}")
         )
     console(soft_wrap=True).print(listing)
+
+
+def _list_variables() -> None:
+    for name, (reader, default, help) in VARIABLES.items():
+        here = f"; here {one_line(os.environ[name])}" if name in os.environ else ""
+        click.echo(f"{click.style(name, bold=True)}  {help}\n  {reader}; default {default}{here}")
 
 
 def _description(setting: Setting) -> str:

@@ -34,7 +34,7 @@ def command(
     """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
 
     The default is digits, or with --resume FOLDER the run of that folder. A folder's run resumes where it
-    stopped. Settings that neither RUN nor the command line gives have the defaults below.
+    was stopped. The defaults below are those of digits; what a run file leaves out has that of istmpi settings.
 
     \b
     mpirun -n 4 istmpi train

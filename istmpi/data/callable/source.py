@@ -16,6 +16,7 @@ import numpy as np
 from istmpi.code import module_of, short
 from istmpi.comm.mpi import ranks_here
 from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
 
@@ -33,7 +34,7 @@ def takes_rank(source: str) -> bool:
     return "rank" in _takes(loaded("--data", source, "function")[1])
 
 
-def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
+def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit = NO_TEST) -> Dataset:
     """Return the data sets of a function, with the loss and the score of the class ``scoring``, if any.
 
     Where there is neither, features with a class or with numbers are data as any other.
@@ -45,12 +46,16 @@ def open_own(source: str, rank: int, scoring: str, ahead: int) -> Dataset:
     from istmpi.data.callable.task import RegressionAsItIs, functions_of, kind_of, own_task
 
     module, function = loaded("--data", source, "function")
-    datasets = _called(source, function, rank)
+    datasets = _called(source, function, rank, test)
     network = loaded("--model", scoring, "Class")[1] if scoring else None
     splits, takes = {}, _arguments(getattr(network, "forward", None))
     for split, dataset in datasets.items():
         collate = getattr(dataset, "collate", None) or getattr(module, "collate", None) or default_collate
         splits[split] = OwnSplit(dataset, f"{source}: {split}", collate, takes)
+    if test.is_drawn(source, "test" in splits):
+        whole, name = splits["train"], f"{source}: test"
+        train, held = test.divided(len(whole))
+        splits |= {"train": replace(whole, rows=train), "test": replace(whole, rows=held, name=name)}
     splits["train"].ahead = ahead
     batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
     (first, *others), target = batch.inputs, None if isinstance(batch.targets, Mapping) else batch.targets[1]
@@ -92,7 +97,7 @@ def _takes(function: Any) -> set[str]:
     return {"rank", "ranks"} & inspect.signature(function).parameters.keys()
 
 
-def _called(source: str, function: Any, rank: int) -> Mapping[str, Any]:
+def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[str, Any]:
     """Return the data sets of a function by the names of their splits; DataError for anything else."""
     from torch.utils.data import IterableDataset
 
@@ -107,10 +112,14 @@ def _called(source: str, function: Any, rank: int) -> Mapping[str, Any]:
         raise
     except Exception as error:
         raise DataError(f"--data {source} fails: {short(error)}.") from error
-    splits = dict(zip(SPLITS, splits)) if isinstance(splits, tuple) else splits
-    if not isinstance(splits, Mapping) or not {*SPLITS[:2]} <= splits.keys() <= {*SPLITS}:
+    needed = {*SPLITS[: 1 if test.fraction else 2]}
+    if isinstance(splits, tuple):
+        splits = dict(zip(SPLITS, splits))
+    elif test.fraction and not isinstance(splits, Mapping):
+        splits = {SPLITS[0]: splits}
+    if not isinstance(splits, Mapping) or not needed <= splits.keys() <= {*SPLITS}:
         what = f"it returns {str(splits)[:80]} instead of (train, test) or a dict of {', '.join(SPLITS)}"
-        raise DataError(f"--data {source}: {what}.")
+        raise DataError(f"--data {source}: {what}. Training data alone: data.test = 0.1 holds some out.")
     for split, dataset in splits.items():
         counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if not counted or isinstance(dataset, IterableDataset):

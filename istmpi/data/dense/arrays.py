@@ -15,7 +15,7 @@ from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.file import material_of
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import Decoder, Notes, first_of
-from istmpi.data.holdout import ONE_IN_FIVE, with_test
+from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -32,11 +32,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where all of it is; y as ``read_labels`` says.
-
-    float32 rows of plain features are normalised one by one, others by one mean and deviation. ``channels`` says where
-    images [n, three axes] have them: DataError where it is not given and they seem to come last.
-    """
+    """x [n, ...] as float32, or as uint8 where all of it is; DataError where ``channels`` seem to come last."""
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
@@ -106,6 +102,21 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 def array_names(what: str, split: str) -> list[str]:
     return [name for part in WORDS[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+
+
+def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit) -> dict[str, np.ndarray]:
+    """Return arrays with the test split that a run holds out, of each class where there are classes."""
+    by_name = {name.lower(): name for name in arrays}
+    if not test.is_drawn(source, any(name in by_name for name in array_names("x", "test"))):
+        return arrays
+    pairs = zip(["x", *array_names("x", "train")], ["y", *array_names("y", "train")])
+    names = next(([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ())
+    if not names or len(arrays[names[0]]) != len(arrays[names[1]]):
+        return arrays  # which are refused in words of their own
+    x, y = (arrays[name] for name in names)
+    arrays = {name: array for name, array in arrays.items() if name not in names}
+    train, rows = test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
+    return arrays | {"x_train": x[train], "y_train": y[train], "x_test": x[rows], "y_test": y[rows]}
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:

@@ -1,14 +1,4 @@
-"""Examples in a prepared file: rows of numbers with a class, several labels or numbers to predict.
-
-/classes                names, UTF-8; absent but for classification. (A dataset: an attribute ends at 64 KiB.)
-/outputs                names of the numbers to predict, UTF-8, where they are known
-/SPLIT/x                (n, features) float32 or uint8
-/SPLIT/y                (n) int64, or (n, outputs): float32 for regression, uint8 of 0 and 1 for dense-multi-label
-/normalisation/mean     (features) float32, over the training split
-/normalisation/std      (features) float32, positive
-/normalisation/offset   (features) float64 that x is less than in the source; target_offset (outputs): that y is;
-                        absent where float32 does without
-"""
+"""Examples in a prepared file (docs/formats.md): rows of numbers with a class, several labels or numbers to predict."""
 
 from __future__ import annotations
 

@@ -12,18 +12,20 @@ import numpy as np
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
 from istmpi.data.dense import speech, tables
-from istmpi.data.dense.arrays import array_names, convention_of, load_arrays
+from istmpi.data.dense.arrays import array_names, convention_of, load_arrays, with_test_drawn
 from istmpi.data.dense.file import rows_per_block
 from istmpi.data.dense.tables import read_table
 from istmpi.data.files.archive import Archive
 from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.data.images import prepare as images
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, kind_of
 from istmpi.foreign import Fields
 from istmpi.optional import optional
+from istmpi.tasks import TASKS
 
 Block = tuple[Sequence[str | int], np.ndarray]
 """The examples' names or numbers, and x [b, features], not normalised."""
@@ -42,6 +44,7 @@ def read_inputs(
     header: bool | None = None,
     delimiter: str | None = None,
     notes: Notes | None = None,
+    test: TestSplit = NO_TEST,
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
 
@@ -52,7 +55,7 @@ def read_inputs(
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
     if source == "digits" or is_function(source):
-        blocks = _of_dataset(open_dataset(source), source, shape, split)
+        blocks = _of_dataset(open_dataset(source, test=test), source, shape, split)
     elif not path.exists():
         raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
     elif not (path.is_file() or path.is_dir()):
@@ -64,7 +67,7 @@ def read_inputs(
         blocks = _of_dataset(data, source, shape, split)
     elif name.endswith((".npz", ".npy")):
         of_bytes = {"type": "bytes"} if kind in ("images", "idx") else {}
-        blocks = _of_array(path, shape, split, {**of_bytes, **reading})
+        blocks = _of_array(path, shape, split, {**of_bytes, **reading}, test)
     elif name.endswith(tables.ENDINGS):
         blocks = _of_table(path, shape, label, header, delimiter, reading, notes or Notes())
     elif kind == "speech":
@@ -86,6 +89,32 @@ def read_inputs(
         raise DataError(f"{source} has no examples that can be read.")
 
 
+def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | None:
+    """Return the classes of the examples of `read_inputs`, in their order, where the data tell them."""
+    if source.lower().endswith(".npz"):
+        arrays, *names = _arrays_of(Path(source), split, test)
+        x, y = (arrays.get(name, np.empty(0)) for name in names)
+        return [*map(str, y)] if y.shape == x.shape[:1] and y.dtype.kind in "iuU" else None
+    if source != "digits" and not is_function(source) and not source.lower().endswith(SUFFIXES):
+        return None
+    data = open_dataset(source, test=test)
+    if split not in data.splits or not TASKS[data.task].one_class:
+        return None
+    return [data.classes[label] for label in data.splits[split].labels()]
+
+
+def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
+    """Return the arrays of a file, and the names of those of a split's examples and labels; empty where it has none."""
+    with path.open("rb") as file:
+        arrays = load_arrays(file, str(path))
+    if "x" not in map(str.lower, arrays):
+        arrays = with_test_drawn(arrays, str(path), test)
+    by_name = {name.lower(): name for name in arrays}
+    pairs = zip(["x", *array_names("x", split)], ["y", *array_names("y", split)])
+    x, y = next((pair for pair in pairs if pair[0] in by_name), ("", ""))
+    return arrays, by_name.get(x, ""), by_name.get(y, "")
+
+
 def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
     _require_form(source, data.shape, shape)
     if split not in data.splits:
@@ -98,15 +127,12 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
 
 
 def _of_array(
-    path: Path, shape: tuple[int, ...], split: str, reading: Mapping[str, Any]
+    path: Path, shape: tuple[int, ...], split: str, reading: Mapping[str, Any], test: TestSplit
 ) -> Iterator[tuple[None, np.ndarray]]:
-    with path.open("rb") as file:
-        arrays = load_arrays(file, str(path))
-    by_name = {name.lower(): name for name in arrays}
-    taken = [by_name[name] for name in ("x", *array_names("x", split)) if name in by_name]
+    arrays, taken, _ = _arrays_of(path, split, test)
     if not taken and len(arrays) != 1:
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x.")
-    x = arrays[taken[0]] if taken else next(iter(arrays.values()))
+    x = arrays[taken] if taken else next(iter(arrays.values()))
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; give numbers.")
     if differences := other_reading(convention_of([x.dtype]), reading):

@@ -46,11 +46,7 @@ LOUDEST = 1e9
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:
-    """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words.
-
-    All clips must have one sample rate, for a band is another pitch at another. Folders such as _background_noise_ are
-    ignored.
-    """
+    """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words."""
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
     with one_thread():

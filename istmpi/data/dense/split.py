@@ -84,7 +84,9 @@ class DenseSplit(Split):
         return indices if self.chosen is None else self.chosen[indices]
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
-        x = self.x.take(indices, axis=0)
+        return self._normalised(self.x.take(indices, axis=0))
+
+    def _normalised(self, x: np.ndarray) -> np.ndarray:
         if self.shift is not None:
             x = x + self.shift
         x = x.astype(np.float32, copy=False)

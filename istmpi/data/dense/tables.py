@@ -48,12 +48,7 @@ def read(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> Material:
-    """The columns as float32 features, each normalised by its own mean and deviation.
-
-    ``label`` is the name of the label's column, or its number from 0 (from the end: -1, the default). Labels that are
-    no numbers, or few different integers, are classes; ``task`` decides otherwise. A file train.csv goes with test.csv
-    (and validation.csv).
-    """
+    """The columns as float32 features, each normalised by its own mean and deviation; ``label``: -1 by default."""
     if delimiter is not None:
         character_of(delimiter)
     notes, source = decoder.notes, str(archive.path)

@@ -64,10 +64,9 @@ class Stream:
 class Archive:
     """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
 
-    Links in a folder are followed, unless they lead to a folder that is read anyway, or that holds the link. A tar file
-    may be compressed; its links and devices are no files here, nor are names that are absolute, hidden or climb out
-    with "..", and of members with one name the last counts, as for tar. In ``names`` everything is escaped that is no
-    visible character. ``scratch`` is the folder for ``open``'s copies.
+    A tar's links and devices are no files here, nor are names that are absolute, hidden or climb out with ".."; of
+    members with one name the last counts. In ``names`` everything is escaped that is no visible character. ``scratch``
+    is the folder for ``open``'s copies.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):

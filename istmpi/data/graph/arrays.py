@@ -1,20 +1,4 @@
-"""The files that graphs come in: arrays, tables of numbers, or Planetoid's.
-
-    GRAPH.npz         edges: edge_index, or adj_indptr, adj_indices, adj_shape (and adj_data) of CSR;
-                      features: x, node_feat, attr_matrix, or attr_* of CSR; labels: labels, y or node_label;
-                      train_mask, val_mask and test_mask, or train_idx, ...
-    NAME.npy ...      the same, one array a file
-    edge.csv node-feat.csv node-label.csv train.csv valid.csv test.csv       as OGB has them, .gz too
-    ind.NAME.allx     Planetoid's (Yang, Cohen and Salakhutdinov 2016): features of all nodes but those for testing,
-                      CSR; .ally their classes, one-hot; .tx and .ty likewise of the nodes for testing, in the order
-                      of .test.index, their numbers; .x and .y of those to learn from, which come first in allx;
-                      .graph the list of each node's neighbours
-
-An edge_index is ``[2, edges]``, sources first, as in PyG; a table has a line for each edge. Row i of a matrix of edges
-has the nodes that node i hears from. All of Planetoid's files but the index are pickles of Python 2, which are read
-without running anything; the 500 nodes behind those to learn from are for validation, as in the papers, and a number
-that is missing in the index is a node without features and class.
-"""
+"""The files that graphs come in: arrays, tables of numbers, or Planetoid's pickles (docs/data.md)."""
 
 import re
 from collections.abc import Collection, Mapping

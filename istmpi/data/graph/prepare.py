@@ -39,11 +39,7 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
 ) -> Material:
-    """The graph of an archive, cut into so many ``clusters`` by METIS.
-
-    Features are divided by the sum of their ``rows``, the default of sparse ones; or each of the ``columns`` has mean 0
-    and deviation 1, the default of others; or ``none``.
-    """
+    """The graph of an archive, cut into so many ``clusters`` by METIS."""
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")

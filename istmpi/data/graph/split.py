@@ -1,18 +1,7 @@
 """A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
 
 An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
-(`data.graph`). Scores are always of the whole graph. In a prepared file it is
-
-    /                       attributes as of other data, task node-classes or node-labels, shape (features), outputs;
-                            train, test[, validation] (nodes to learn from or to be scored on), nodes, edges (numbers
-                            of /indices), clusters (0: it was not cut)
-    /classes                names, UTF-8; absent where a node has several labels
-    /x                      (nodes, features) float32
-    /indptr                 (nodes + 1) int64: node i hears from the nodes indptr[i] to indptr[i + 1] of indices
-    /indices                (edges) int32, ascending for each node, without the node itself
-    /labels                 (nodes) int64, -1 where unknown, or (nodes, outputs) uint8
-    /clusters               (nodes) int32: the number of each node's cluster; absent where the graph was not cut
-    /SPLIT/nodes            (SPLIT) int64, ascending
+(`data.graph`). Scores are always of the whole graph. Its file is described in docs/formats.md.
 """
 
 from __future__ import annotations

@@ -33,11 +33,7 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
-    """Images [channels, height, width] uint8, normalised by each channel's mean and deviation.
-
-    There is one channel where all images are grey, else all are RGB. All must be of one size unless ``size`` is given:
-    then of each the largest square in its middle is resized to size x size pixels.
-    """
+    """Images [channels, height, width] uint8, normalised by each channel's mean and deviation."""
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if layout := _layout_of(archive):

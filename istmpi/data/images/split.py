@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from istmpi import rng
+from istmpi.code import short
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.split import DenseSplit
 from istmpi.data.moments import Normalisation
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,15 @@ class Augmentation:
     flip: bool = False
     cutout: int = 0
     """Side of a square that is blanked; its centre is any pixel."""
+    transforms: tuple[str, ...] = ()
+    """Transforms of torchvision, which come before all others, on images that are not normalised yet."""
 
     def __bool__(self) -> bool:
         return self != Augmentation()
 
     def scaled(self, factor: float) -> Augmentation:
         crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
-        return Augmentation(crop, self.flip, cutout)
+        return replace(self, crop=crop, cutout=cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
         """Return a key's version of images, which may be overwritten."""
@@ -53,6 +60,55 @@ class Augmentation:
             blank = rows[:, :, np.newaxis] & columns[:, np.newaxis, :]
             images = np.where(blank[:, np.newaxis], np.float32(0), images)
         return images
+
+
+@cache
+def transform(text: str) -> Callable[[Any], Any]:
+    """Return the transform of ``torchvision.transforms.v2`` that a name with plain arguments makes; ConfigError."""
+    subject = f"data.transforms: {text!r}"
+    try:
+        v2 = import_module("torchvision.transforms.v2")
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it belongs to another torch
+        raise ConfigError(
+            f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the one for your torch, "
+            f"from the index that torch came from: pip install torchvision."
+        ) from error
+    try:
+        call = ast.parse(text, mode="eval").body
+        name, given, named = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
+        values = [*map(ast.literal_eval, given)]
+        by_name, name = {each.arg: ast.literal_eval(each.value) for each in named}, name.id
+    except (SyntaxError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{subject} must be a name with plain arguments, as RandomRotation(15).") from error
+    kinds = {name: kind for name, kind in vars(v2).items() if isinstance(kind, type) and issubclass(kind, v2.Transform)}
+    if name not in kinds:
+        raise ConfigError(f"{subject} is not a transform of torchvision.transforms.v2{did_you_mean(name, kinds)}")
+    try:
+        return kinds[name](*values, **by_name)
+    except Exception as error:
+        raise ConfigError(f"{subject} cannot be made: {short(error)}.") from error
+
+
+def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
+    """Return a key's version of images ``[b, channels, height, width]``, as the data have them; each draws its own."""
+    import torch
+
+    from istmpi.data.callable.drawing import drawing
+
+    steps, changed = [transform(name) for name in names], np.empty_like(images)
+    with drawing() as seed:
+        for number, image in enumerate(images):
+            seed(rng.key(key, "transforms", number))
+            before = after = torch.from_numpy(image)
+            try:
+                for step in steps:
+                    after = step(after)
+                if (after.shape, after.dtype) != (before.shape, before.dtype):
+                    raise ValueError(f"{[*before.shape]} {before.dtype} becomes {[*after.shape]} {after.dtype}")
+            except Exception as error:
+                raise ConfigError(f"data.transforms = {[*names]} fail on an image: {short(error)}.") from error
+            changed[number] = after.numpy()
+    return changed
 
 
 def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
@@ -91,14 +147,21 @@ class ImageSplit(DenseSplit):
         return replace(self, side=side, input_shape=())
 
     def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
-        x = self.features(indices)
         augmentation = Augmentation() if key is None else self.augmentation
+        x = self._transformed(indices, key) if augmentation.transforms else self.features(indices)
         if not self.side and not augmentation:
             return x
         images = x.reshape(len(x), *self.shape)
         if self.side:
             images, augmentation = downscaled(images, self.side), augmentation.scaled(self.side / self.shape[1])
         return augmentation.applied(images, key) if augmentation else images
+
+    def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
+        rows = self._rows(indices)
+        if self.guard is not None:
+            self.guard(rows)
+        images = self.x.take(rows, axis=0).reshape(len(rows), *self.shape)
+        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(rows), -1))
 
 
 def examples_of(
@@ -119,7 +182,7 @@ def examples_of(
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
-    name = next(name for name in ("crop", "flip", "cutout") if getattr(augmentation, name))
+    name = next(name for name in ("crop", "flip", "cutout", "transforms") if getattr(augmentation, name))
     train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
@@ -128,7 +191,10 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
                 f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
                 f"images ({' x '.join(map(str, data.shape))})."
             )
-    return replace(data, splits={**data.splits, "train": replace(train, augmentation=augmentation)})
+    train = replace(train, augmentation=augmentation)
+    if augmentation.transforms:
+        train.batch(np.arange(1), 0)  # what cannot be made, or does not fit, is refused here
+    return replace(data, splits={**data.splits, "train": train})
 
 
 def resized(data: Dataset, side: int) -> Dataset:

@@ -1,8 +1,4 @@
-"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight.
-
-    train.txt test.txt               a header ROWS FEATURES LABELS, then ``label,label feature:value ...`` from 0 on
-    data.txt NAME_trSplit.txt NAME_tstSplit.txt      one file, and the numbers from 1 of its rows in each split
-    train.svm test.svm               the same rows without a header
+"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight (docs/data.md).
 
 All rows are in memory meanwhile: 8 bytes for each value.
 """
@@ -31,11 +27,7 @@ STEP = 4096
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """Rows that have a feature and a label; the others are dropped, as are labels that a row repeats.
-
-    Without a header the largest numbers count features and labels; features begin with 1 unless there is a 0 or
-    ``counted_from`` decides.
-    """
+    """Rows that have a feature and a label; the others are dropped, as are labels that a row repeats."""
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
     files = _find(archive)

@@ -1,15 +1,4 @@
-"""Sparse rows: examples of which only the features that are not zero are stored, each with any number of labels.
-
-In a prepared file they are compressed sparse rows (CSR) of features and of labels for each split:
-
-    /                       attributes as of other data, task "multi-label", shape (features), outputs (the labels);
-                            train, test[, validation] (rows), and of each split SPLIT_values and SPLIT_labels (numbers)
-    /SPLIT/indptr           (rows + 1) int64: row i has the numbers indptr[i] to indptr[i + 1] of indices and data
-    /SPLIT/indices          (values) int32: numbers of features from 0
-    /SPLIT/data             (values) float32
-    /SPLIT/label_indptr     (rows + 1) int64
-    /SPLIT/label_indices    (labels) int32: numbers of labels from 0
-"""
+"""Sparse rows (CSR, docs/formats.md): features that are not zero, and any number of labels."""
 
 from __future__ import annotations
 

@@ -25,11 +25,7 @@ CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Every file is a document, or of a .jsonl every line, its text under ``key``; .gz are unpacked.
-
-    Each ends with a token of its own. ``tokenizer`` is "bytes" or a tokenizer.json. The splits are folders, or files
-    train.* and test.*; else one document in five is for testing, and a single one is cut.
-    """
+    """Every file is a document, or of a .jsonl every line, its text under ``key``; each ends with a token."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}

@@ -1,13 +1,4 @@
-"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time.
-
-In a prepared file it is
-
-    /                       attributes as of other data, task "next-token", outputs (the vocabulary), without a shape;
-                            train, test[, validation] (tokens), train_bytes, ... (of the text that they were made from),
-                            end (the token behind every document), tokenizer (bytes of the dataset; 0: none)
-    /tokenizer              a tokenizer.json; absent where tokens are bytes
-    /SPLIT/tokens           (tokens) uint8, uint16 or uint32, the smallest that the vocabulary fits in
-"""
+"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time."""
 
 from __future__ import annotations
 

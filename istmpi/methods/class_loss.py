@@ -1,0 +1,49 @@
+"""The loss of classes that training reduces, with smoothed labels (arXiv 1512.00567) and weights of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from istmpi.data.batches import Batches
+from istmpi.errors import ConfigError
+from istmpi.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from istmpi.config.sections import Train
+
+BALANCED = "balanced"
+
+
+def require_usable(train: Train, task: str, classes: int) -> None:
+    """Refuse, with a ConfigError, a smoothing or weights that do not fit the data."""
+    weights = [*train.class_weights] if isinstance(train.class_weights, tuple) else train.class_weights
+    for name, value in (("label_smoothing", train.label_smoothing), ("class_weights", weights)):
+        if value and not TASKS[task].one_class:
+            raise ConfigError(f"train.{name} = {value} is for classes, and these data have none. Leave it out.")
+    if weights not in (None, BALANCED) and (isinstance(weights, str) or len(weights) != classes or not any(weights)):
+        raise ConfigError(f"train.class_weights = {weights} must be {BALANCED}, or {classes} numbers, not all 0.")
+
+
+def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[..., torch.Tensor]:
+    """Return the loss of a run: the task's, or that of ``nn.CrossEntropyLoss`` with weights and smoothing."""
+    if not train.label_smoothing and train.class_weights is None:
+        return task.loss
+    weights = train.class_weights
+    if weights == BALANCED:
+        counts = np.bincount(batches.labels)
+        weights = np.where(counts, len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts), 1)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        its = None
+        if weights is not None:
+            its = outputs.new_ones(outputs.shape[1])
+            its[: len(weights)] = torch.as_tensor(weights).to(outputs)
+        smoothing = train.label_smoothing
+        return functional.cross_entropy(outputs, targets, its, reduction=reduction, label_smoothing=smoothing)
+
+    return loss

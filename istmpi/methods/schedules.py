@@ -1,0 +1,111 @@
+"""Courses of the learning rate behind its warm-up, over all local steps of a run; a new one is an entry of `SCHEDULES`.
+
+Functions take the settings of the optimizer, a step, numbered from 0 through all rounds, and the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Any
+
+from istmpi.errors import ConfigError
+
+COOL_DOWN, RISE = 0.2, 0.3
+"""The last part of a run, in which warm-up-stable-decay falls; the first, in which one-cycle rises."""
+BEGIN, END = 25, 25e4
+"""The rate is divided by these where one-cycle begins and, without a least rate, ends."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rate of a step, the course in words, and the step before which a warm-up must be over."""
+
+    rate: Callable[[Any, int, int], float]
+    words: Callable[[Any, int], str]
+    moves_at: Callable[[Any, int], int] = lambda settings, steps: steps
+
+
+def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
+    """Return a fall from lr to least_lr since a step; ``shape`` goes from 1 at 0 to 0 at 1."""
+
+    def rate(settings: Any, step: int, steps: int) -> float:
+        part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
+        return settings.least_lr + (settings.lr - settings.least_lr) * shape(part)
+
+    def words(settings: Any, steps: int) -> str:
+        last = steps - since(settings, steps)
+        return f"falling to {settings.least_lr:g} {how} over the last {last:,} local steps"
+
+    return Schedule(rate, words, since)
+
+
+def _half_cosine(part: float) -> float:
+    return (1 + cos(pi * part)) / 2
+
+
+def _falls(settings: Any, steps: int) -> list[int]:
+    return [round(at * steps) for at in settings.milestones]
+
+
+def _step(settings: Any, step: int, steps: int) -> float:
+    return max(settings.lr * settings.decay ** sum(step >= at for at in _falls(settings, steps)), settings.least_lr)
+
+
+def _step_in_words(settings: Any, steps: int) -> str:
+    shares = " and ".join(f"{at:.4g}" for at in settings.milestones)
+    at = ", ".join(f"{step:,}" for step in _falls(settings, steps))
+    return f"times {settings.decay:g} after {shares} of the run (local steps {at} of {steps:,})"
+
+
+def _one_cycle(settings: Any, step: int, steps: int) -> float:
+    """Return the rate of PyTorch's OneCycleLR."""
+    top, high = RISE * steps - 1, settings.lr
+    low, part = high / BEGIN, 1 - step / top
+    if step > top:
+        low, part = settings.least_lr or high / END, (step - top) / (steps - 1 - top)
+    return low + (high - low) * _half_cosine(part)
+
+
+SCHEDULES = {
+    "constant": Schedule(lambda settings, step, steps: settings.lr, lambda settings, steps: ""),
+    "cosine": _falling(_half_cosine, "along a cosine", lambda settings, steps: settings.warm_up),
+    "linear": _falling(lambda part: 1 - part, "in equal steps", lambda settings, steps: settings.warm_up),
+    "step": Schedule(_step, _step_in_words, lambda settings, steps: _falls(settings, steps)[0]),
+    "warm-up-stable-decay": _falling(
+        lambda part: 1 - part, "in equal steps", lambda settings, steps: steps - round(COOL_DOWN * steps)
+    ),
+    "one-cycle": Schedule(
+        _one_cycle, lambda settings, steps: f"up over {RISE:.0%} of {steps:,} local steps and down again", lambda *_: 0
+    ),
+}
+
+
+def rate_at(settings: Any, step: int, steps: int) -> float:
+    """Return the learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule's."""
+    if step < settings.warm_up:
+        return settings.lr * ((step + 1) / settings.warm_up)
+    return SCHEDULES[settings.schedule].rate(settings, step, steps)
+
+
+def in_words(settings: Any, steps: int) -> str:
+    warm = f"warmed up over {settings.warm_up:,} of {steps:,} local steps" * bool(settings.warm_up)
+    return ", ".join(filter(None, (f"{settings.lr:g}", warm, SCHEDULES[settings.schedule].words(settings, steps))))
+
+
+def require_usable(settings: Any, steps: int) -> None:
+    """Raise ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
+    warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
+    if warm_up > steps:
+        raise ConfigError(
+            f"optimizer.warm_up = {warm_up} is more than the {steps:,} local steps of the run, which would never reach "
+            f"optimizer.lr = {settings.lr}. Train more rounds, or warm up over fewer."
+        )
+    if warm_up > moves_at:
+        raise ConfigError(
+            f"optimizer.warm_up = {warm_up} goes beyond local step {moves_at:,} of {steps:,}, from which on schedule = "
+            f"{settings.schedule!r} moves the rate itself. Warm up over fewer."
+        )
+    if settings.least_lr > settings.lr:
+        raise ConfigError(f"optimizer.least_lr = {settings.least_lr:g} is above optimizer.lr = {settings.lr:g}.")
