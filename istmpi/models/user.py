@@ -311,7 +311,7 @@ def user_network(
     for argument, value in values.items():
         if value is _MISSING:
             raise ConfigError(
-                f"{name}: its argument {argument} has no default and is unknown to the data "
+                f"{name}: its argument {argument} has no default, and the data do not define it "
                 f"({', '.join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])}). Give --set model.{argument}=..., or a "
                 "default."
             )
