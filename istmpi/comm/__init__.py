@@ -1,7 +1,7 @@
 """The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
 
 from istmpi.comm.backoff import Backoff
-from istmpi.comm.communicator import STAGING_BYTES, Communicator
+from istmpi.comm.communicator import STAGING_BYTES, Communicator, Traffic
 from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
 from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, world
 from istmpi.comm.launcher import launched, terminal_columns
@@ -14,4 +14,3 @@ from istmpi.comm.mpi import (
     thread_level,
     threads_may_call,
 )
-from istmpi.comm.traffic import Traffic

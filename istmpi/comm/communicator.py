@@ -9,6 +9,7 @@ import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -17,7 +18,6 @@ import numpy as np
 from istmpi.comm import mpi, objects
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
-from istmpi.comm.traffic import Traffic
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
 from istmpi.foreign import past_a_limit
@@ -30,6 +30,18 @@ displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
 
 LARGEST_CALL = 2**30
 """Bytes that one broadcast or all-gather moves at most, for the same reason."""
+
+
+@dataclass
+class Traffic:
+    """The values that a rank hands to MPI, counted."""
+
+    bytes: int = 0
+    calls: int = 0
+
+    def add(self, nbytes: int, calls: int = 1) -> None:
+        self.bytes += nbytes
+        self.calls += calls
 
 
 class Communicator:
