@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @text("--data", "DATA", "Data that set the network's input shape and outputs.  [default: digits]")
 @text("--shape", "NxN...", "Shape of an example, instead of data: 3x32x32.")
 @whole("--outputs", "N", "Classes, or numbers to predict, for --shape.", 1)
-@flag("--tokens", "With --shape: examples are windows of tokens; --outputs is the size of their vocabulary.")
+@flag("--tokens", "Examples are windows of tokens, for --shape; --outputs is the size of their vocabulary.")
 @text("--ranks", "P,P,...", "Numbers of ranks to report a rank's part for.", default="2,4,8")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument: model.hidden=512.")
 @as_json
