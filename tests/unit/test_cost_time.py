@@ -6,7 +6,7 @@ import pytest
 
 from istmpi.config import Run
 from istmpi.cost import RIVALS
-from istmpi.cost.advice import LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
+from istmpi.cost.advice import COLUMNS, LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
 from istmpi.cost.cluster import PRESETS, Cluster, load, network, preset
 from istmpi.cost.counts import PROCESS
 from istmpi.cost.survey import FIGURE_2, Scenario, survey
@@ -130,16 +130,17 @@ def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("hidden", [(64,), (4096,), (8192, 8192)])
-def test_advice_is_four_lines(name, hidden):
+def test_advice_is_a_line_a_table_and_notes(name, hidden):
     run = Run().override({"model.hidden": hidden})
-    lines = advise(Scenario(run, mlp_network(4096, hidden, 35), preset(name), 84_843), 16)
-    assert len(lines) == 4 and all(line.endswith(".") and "\n" not in line for line in lines)
+    advice = advise(Scenario(run, mlp_network(4096, hidden, 35), preset(name), 84_843), 16)
+    assert all(line.endswith(".") and "\n" not in line for line in (advice.first, *advice.notes))
+    assert all(len(row) == len(COLUMNS) and all(row) for row in advice.rows)
 
 
 def test_advice_follows_its_rules():
     run = Run().override({"model.hidden": (8192, 8192)})
     case = Scenario(run, mlp_network(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
-    first = advise(case, 8)[0]
+    first = advise(case, 8).first
     ranks = int(first.split(" on ")[1].split()[0])
     assert first.startswith("Run ist")
     assert (
@@ -160,11 +161,11 @@ def test_advice_prefers_what_changes_less_where_it_costs_little():
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
     case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
-    assert advise(case, 4)[0].startswith("Run data-parallel on 4 ranks")
+    assert advise(case, 4).first.startswith("Run data-parallel on 4 ranks")
 
 
 def test_advice_respects_memory():
     small = replace(preset("100gbit"), memory=300e6 + PROCESS)
-    lines = advise(scenario(small), 8)
-    assert lines[0].startswith("Run ist"), lines
-    assert "local-sgd" in lines[1]
+    advice = advise(scenario(small), 8)
+    assert advice.first.startswith("Run ist"), advice
+    assert "local-sgd" in [row[0] for row in advice.rows]

@@ -11,12 +11,12 @@ from rich.markup import escape
 from istmpi.cli import options
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
 from istmpi.cli.options import as_json, real, text, whole
-from istmpi.cli.output import console, print_json, say
+from istmpi.cli.output import console, print_json, say, table
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
 from istmpi.config import Run
 from istmpi.cost import RIVALS, counted
 from istmpi.cost import survey as costs
-from istmpi.cost.advice import advise
+from istmpi.cost.advice import COLUMNS, Advice, advise
 from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
 from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
@@ -90,8 +90,7 @@ def command(
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)
     if advice:
-        for line in advise(scenario, most_ranks):
-            console(soft_wrap=True).print(escape(line))
+        _advise(advise(scenario, most_ranks))
         return
     methods = _methods(compare, scenario)
     counts = _ranks(ranks, scenario)
@@ -156,6 +155,13 @@ def _title(scenario: Scenario) -> str:
     run, widths = scenario.run, scenario.architecture.outline
     batch = "in total for data parallel, per rank for the others" if scenario.shared_batch else "a rank"
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
+
+
+def _advise(advice: Advice) -> None:
+    stdout, listing = console(soft_wrap=True), table(*COLUMNS)
+    for row in advice.rows:
+        listing.add_row(*row)
+    stdout.print(escape(advice.first), "", listing, "", *map(escape, advice.notes), sep="\n")
 
 
 def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
