@@ -119,7 +119,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 )
 @click.version_option(__version__, prog_name="istmpi")
 def istmpi() -> None:
-    """Independent Subnet Training over MPI: train a network on machines with slow links between them."""
+    """Train a PyTorch network on several machines that are joined by a slow network, over MPI."""
 
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:

@@ -136,9 +136,9 @@ def missing(
 
 
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """The missing ranks for whom nobody shall wait any longer: silent for one deadline, still for two.
+    """The missing ranks that end the job: silent for one deadline, still for two.
 
-    Once a stop was asked for (``hurry``) they are silent at all, and still for one.
+    After the wish to stop (``hurry``): silent at all, still for one.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
@@ -153,7 +153,7 @@ def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float],
 
 
 def all_here(where: str, waited: float) -> str:
-    return f"all ranks answer and have been in {where} for {waited:.0f} s, sending or writing."
+    return f"all ranks respond, but have been sending or writing for {waited:.0f} s in {where}. Check network and disk."
 
 
 def lines(

@@ -140,15 +140,15 @@ class Run:
         implied |= {"data.placement": "local"} if own_files else {}
         if own_files and self.evaluate.form not in (None, "merged"):
             raise ConfigError(
-                f"evaluate.form = {self.evaluate.form!r} does not go with data.placement = 'local': all subnets are "
-                f"scored on the same examples. Leave form out."
+                f"evaluate.form = {self.evaluate.form!r} needs a data.placement other than 'local', because it scores "
+                "all subnets on the same examples. Leave form out."
             )
         return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
         """The sides of images to train on one after the other, each with the round in which it ends.
 
-        A single one, 0, stands for images as they are. ConfigError for a `train.resolution` that is no plan.
+        0 stands for images as they are. ConfigError for a bad `train.resolution`.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:

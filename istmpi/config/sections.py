@@ -34,8 +34,8 @@ class Data:
     ] = 0.0
     test: Annotated[
         Fraction,
-        "Arrays or data of yours without a test split: fraction of the examples to hold out, drawn by "
-        "train.seed; arrays default to one in five.",
+        "Your own data without a test split: fraction of the examples to hold out, drawn by train.seed. "
+        "Arrays: a fifth by default.",
     ] = 0.0
     standardise: Annotated[
         bool,
@@ -147,7 +147,7 @@ class _CommonMethod:
     name: Annotated[str, also(known=tuple(METHODS)), "The training method."] = "ist"
     local_steps: Annotated[Count, "Local steps in a round."] = 20
     optimizer_state: Annotated[
-        Literal["reset", "carry"], "Optimizer state between rounds: reset, or carry (it travels with its weight)."
+        Literal["reset", "carry"], "Optimizer state after a round: reset, or carry (it moves with its weights)."
     ] = "reset"
     outer_lr: Annotated[
         Positive | None, "Learning rate of the outer step, once a round; the default depends on the method, usually 1."
@@ -264,8 +264,8 @@ class Train:
     resolution: Annotated[
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
         also(must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"),
-        "Images: fractions of the rounds, each with the side in pixels of its downscaled images; the full "
-        "side comes last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
+        "Images: pairs [fraction of the rounds, side in pixels], smaller sides first, the full side last: "
+        "[[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
@@ -364,7 +364,7 @@ class Comm:
     patience: Annotated[
         NotNegative,
         "Seconds until ranks that do not respond are reported; after twice that, a stuck job ends with exit "
-        "code 76. Slow rounds raise it to three times the slowest; 0: wait for ever.",
+        "code 76. It is at least 3 times the slowest round. 0: no limit.",
     ] = 30.0
 
 

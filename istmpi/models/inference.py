@@ -197,7 +197,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
     as_declared = " as in AXES" if fixed else ""
-    problem = f"permuting its units{as_declared} changes the outputs, first after {trial.shown(furthest)}"
+    problem = f"exchanging its units{as_declared} changes the outputs, first those of {trial.shown(furthest)}"
     return [Finding(width, problem=problem)]
 
 

@@ -19,10 +19,10 @@ class MoE(Transformer):
     layers with the same number share a deal. ``top``: experts for each token, or all if a rank holds fewer.
     ``hidden``: SwiGLU units of an expert. ``balance``: weight of the loss that spreads tokens evenly over experts.
     ``z``: weight of the loss that keeps the router's scores small. ``heads``: heads of keys and values of each
-    layer, as for experts. ``queries``: queries of each head. ``head_dim``: length of a query. ``norm``:
-    normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt. ``tied``: compute the
-    logits with the embedding's weight. ``dropout``: fraction of each layer's addition to the stream that a step
-    drops.
+    layer; the last number also counts for all further layers. ``queries``: queries of each head. ``head_dim``:
+    length of a query. ``norm``: normalisation: rms or layer. ``positions``: encoding of positions: rotary or
+    learnt. ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction of each layer's addition
+    to the stream that a step drops.
     """
 
     DEALT = ("experts",)

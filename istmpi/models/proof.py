@@ -240,7 +240,7 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         for name, reading in left.items():
             if not alike(run(x, {name: reading}, training), expected):
                 problems[name] = (
-                    f"permuting its units changes the outputs {where}, although not those of a small network"
+                    f"exchanging its units changes the outputs {where}, although not those of a small network"
                 )
     return problems
 

@@ -16,10 +16,10 @@ class Transformer(nn.Module):
     ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
     the residual stream. ``heads``: heads of keys and values of each layer; the last number also counts for all
     further layers, and layers with the same number share a deal. ``queries``: queries of each head. ``head_dim``:
-    length of a query. ``hidden``: feed-forward units of each layer, as for heads. ``norm``: normalisation: rms or
-    layer. ``positions``: encoding of positions: rotary or learnt. ``feed_forward``: feed-forward units: swiglu or
-    gelu. ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction of each layer's addition
-    to the stream that a step drops.
+    length of a query. ``hidden``: feed-forward units of each layer; the last number also counts for all further
+    layers. ``norm``: normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt.
+    ``feed_forward``: feed-forward units: swiglu or gelu. ``tied``: compute the logits with the embedding's weight.
+    ``dropout``: fraction of each layer's addition to the stream that a step drops.
     """
 
     DEALT = ("heads", "hidden")

@@ -6,7 +6,7 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class PyIstmpi(PythonPackage):
-    """Train one neural network as independent subnets across MPI ranks."""
+    """Train a PyTorch network on several machines that are joined by a slow network, over MPI."""
 
     homepage = "https://arxiv.org/abs/1910.02120"
     pypi = "istmpi/istmpi-0.1.0.tar.gz"

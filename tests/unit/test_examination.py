@@ -160,7 +160,7 @@ def test_what_is_not_finite_on_the_data_at_first_is_refused():
 
 def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
     both = ready("PooledToo")
-    reason = r"permuting its units changes the outputs, first after other \(Linear\)"
+    reason = r"exchanging its units changes the outputs, first those of other \(Linear\)"
     with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
         both.require_dealable(both.groups)
     with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Use another method"):

@@ -79,7 +79,7 @@ def test_a_gpt2_is_dealt_out_by_whole_layers_and_by_nothing_else():
     layer = "gpt2.transformer.h.1"
     assert found.blocks["n_layer"][1] == ResidualBlock(layer, (f"{layer}.attn.c_proj", f"{layer}.mlp.c_proj"))
     assert "no parameter's shape depends on it" in found.undealt["n_head"]
-    assert "permuting its units changes the outputs" in found.undealt["n_embd"]
+    assert "exchanging its units changes the outputs" in found.undealt["n_embd"]
 
 
 @pytest.mark.filterwarnings("default")

@@ -122,9 +122,9 @@ def test_every_wrong_axis_is_caught(name, shape):
 @pytest.mark.parametrize(
     "name, shape, width, problem",
     [
-        ("Grouped", IMAGE, "channels", "permuting its units changes the outputs, first after norm"),
+        ("Grouped", IMAGE, "channels", "exchanging its units changes the outputs, first those of norm"),
         ("Multihead", SEQUENCE, "heads", "no parameter's shape depends on it"),
-        ("Multihead", SEQUENCE, "embed", "permuting its units changes the outputs, first after attention"),
+        ("Multihead", SEQUENCE, "embed", "exchanging its units changes the outputs, first those of attention"),
         ("Attention", SEQUENCE, "depth", "it changes which parameters exist"),
         ("Joined", FLAT, "hidden", "an axis of last.weight has 15 positions, and 23 when it doubles"),
         (
@@ -133,7 +133,7 @@ def test_every_wrong_axis_is_caught(name, shape):
             "hidden",
             f"its double is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
         ),
-        ("ByUnit", FLAT, "hidden", "permuting its units changes the outputs, first after even"),
+        ("ByUnit", FLAT, "hidden", "exchanging its units changes the outputs, first those of even"),
         ("Silent", FLAT, "hidden", "the outputs do not show the order of its units in any parameter: they"),
     ],
 )
@@ -297,7 +297,7 @@ def test_declared_axes_are_taken_once_they_are_proved():
         wrong = {of.width.name: of.problem for of in infer(with_axes(axes)).findings if not of.proved}
         assert wrong.keys() == broken | {"depth"}
         for name in broken:
-            assert "permuting its units as in AXES changes the outputs, first after" in wrong[name]
+            assert "exchanging its units as in AXES changes the outputs, first those of" in wrong[name]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_rm_removes_what_it_is_told_to_and_nothing_beside(runs):
 REFUSALS = {
     "nowhere": "there is no such folder, here or in",
     "notes": "is not a run: it lacks all of metrics.jsonl",
-    **dict.fromkeys((".", "..", "../elsewhere", "link"), "is not a folder of runs in"),
+    **dict.fromkeys((".", "..", "../elsewhere", "link"), "is a link or not inside"),
     "begun": "asks before it removes, and no terminal is here to answer. Give --yes.",
 }
 

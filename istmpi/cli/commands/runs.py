@@ -57,7 +57,7 @@ def du(as_json: bool) -> None:
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True)
 @flag("--yes", "Do not ask.")
 def rm(folders: tuple[str, ...], yes: bool) -> None:
-    """Remove runs with all their files, after a question. RUN is a folder in $ISTMPI_RUNS (runs), or its name there."""
+    """Remove runs with all their files; asks first. RUN is a folder in $ISTMPI_RUNS (runs), or its name there."""
     runs = dict.fromkeys(_removable(folder, Path(read("ISTMPI_RUNS"))) for folder in folders)
     if not yes:
         _show([*map(_facts, runs)])
@@ -105,7 +105,7 @@ def _removable(name: str, root: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{name}: there is no such folder, here or in {root}. See: istmpi runs du")
     if root.resolve() not in folder.resolve().parents or folder.is_symlink():
-        raise ConfigError(f"{folder} is not a folder of runs in {root}. Set ISTMPI_RUNS to the folder around it.")
+        raise ConfigError(f"{folder} is a link or not inside {root}. Set ISTMPI_RUNS to the folder that contains it.")
     if next(_runs_in(folder), None) != folder:
         raise ConfigError(f"{folder} is not a run: it lacks all of {', '.join(MARKS)}. Remove it by hand.")
     if holder := _holder(folder.resolve(), root.resolve()):

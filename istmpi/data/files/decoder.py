@@ -173,7 +173,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
             raise DataError(f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE.")
         if in_splits and not split:
             raise DataError(
-                f"{archive.path} has train/ or test/, but {name} is in neither. Move it there, or remove it."
+                f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one or remove it."
             )
         inner = folders[1:] if in_splits else folders
         if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:

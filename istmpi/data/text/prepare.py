@@ -62,7 +62,7 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
             return [""] * len(splits)
     if "" in splits:
         odd = archive.names[splits.index("")]
-        raise DataError(f"{archive.path} has train/ and test/, but {odd} is in neither. Move it there, or remove it.")
+        raise DataError(f"{archive.path} has train/ and test/, but {odd} is in neither. Move it into one or remove it.")
     if "test" not in splits:
         notes.assume("validation documents are used for testing: there are no others")
     return [split if "test" in splits or split == "train" else "test" for split in splits]
