@@ -92,7 +92,7 @@ class Checkpoint:
                     f"run has {shape} {parameter.dtype} ({parameter.pattern})."
                 )
         if self.version > 1 and not sealed(file):
-            raise DataError(f"{path}: damaged: {next(self._misfits(), CHANGED)}.")
+            raise DataError(f"{path} is damaged: {next(self._misfits(), CHANGED)}.")
 
     def _described(self) -> Architecture:
         data, model = self.header.data, self.header.run.model
@@ -224,7 +224,7 @@ class Checkpoint:
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
         """Read everything, or a share of it; DataError for the first error."""
         for error in self.errors(part, parts):
-            raise DataError(f"{self.path}: damaged: {error}.")
+            raise DataError(f"{self.path} is damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
         data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
@@ -290,13 +290,13 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise DataError(f"{path}: damaged ({error})") from None
+        raise DataError(f"{path} is damaged ({error})") from None
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
         message = (str(error).splitlines() or [type(error).__name__])[0]
         reason = "truncated" if "truncated" in message else f"damaged ({message})"
-        raise DataError(f"{path}: {reason}.") from error
+        raise DataError(f"{path} is {reason}.") from error
 
 
 def _cure(path: Path) -> str:

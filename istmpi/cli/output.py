@@ -100,7 +100,7 @@ def verify(
                 with opened(path) as file:
                     verdict += unguarded * (file.version == 1)
                     for problem in file.errors(read=read):
-                        problems.append(f"{path}: damaged: {problem}.")
+                        problems.append(f"{path} is damaged: {problem}.")
             except DataError as error:
                 if path in listed and not path.exists():
                     continue

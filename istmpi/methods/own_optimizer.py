@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.optimizers import probed
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -26,6 +26,10 @@ class OwnOptimizer:
     """
 
     def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
+        for name, function in (("optimizer", make), ("schedule", schedule or make)):
+            if not callable(function):
+                shown = repr(function) if isinstance(function, str) else f"an instance of {type(function).__name__}"
+                raise ConfigError(f"{name} is {shown}; it must be a function that returns one.")
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
@@ -41,10 +45,19 @@ class OwnOptimizer:
         rates = {name: float(defaults.get(name) or 0.0) for name in ("lr", "weight_decay")}
         return {name: rate for name, rate in rates.items() if rate > 0}
 
+    def require_no_others(self, settings: Iterable[str]) -> None:
+        """Refuse, with a ConfigError, settings of the optimizers by name: this one would ignore them."""
+        for setting in settings:
+            section, _, name = setting.partition(".")
+            if section == "optimizer" and name not in ("name", "clip"):
+                raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
+
     def require_usable(self, names: Iterable[str]) -> None:
-        """Refuse, with a ConfigError, a pattern that matches no parameter of the network."""
-        names = list(names)
-        for pattern in self._groups:
+        """Refuse, with a ConfigError, a pattern without a parameter of the network, and options that do not exist."""
+        names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
+        for pattern, given in self._groups.items():
+            if unknown := next((option for option in given if option not in options), None):
+                raise ConfigError(f"groups: {pattern!r} has {unknown}{did_you_mean(unknown, options)}")
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"groups: no parameter's name matches {pattern!r}; the network has {', '.join(names[:4])}"

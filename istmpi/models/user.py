@@ -232,7 +232,7 @@ class UserNetwork:
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
                 loss = ". Pass its loss to istmpi.with_loss instead of returning it"
-                cure = loss if shape == () else f". Its argument outputs is set to {self.outputs}"
+                cure = loss if shape == () else ". Let its outputs follow from the argument outputs or num_classes"
                 raise ConfigError(
                     f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
                     f"{expected}{cure}."

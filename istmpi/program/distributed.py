@@ -16,6 +16,7 @@ from istmpi import rng
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
+from istmpi.comm.leaving import failing
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
@@ -33,7 +34,7 @@ from istmpi.program.printing import Printing
 from istmpi.program.round import Round, require_on
 from istmpi.program.settings import dotted, in_python
 from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
-from istmpi.program.values import inputs_of, sums_of
+from istmpi.program.values import inputs_of, require_class, sums_of
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
@@ -78,6 +79,7 @@ class Distributed:
             inputs = inputs_of(example)
         inputs = self.communicator.broadcast_from_root(inputs)
         with self.communicator.agreed():
+            require_class(network)
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
@@ -88,6 +90,7 @@ class Distributed:
             given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
             chosen = dict(dotted(given))
             if made:
+                made.require_no_others(chosen)
                 chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
                 chosen |= {f"optimizer.{name}": value for name, value in made.rates.items()}
             # Initial values are the constructor's, but for a network that no rank may hold.
@@ -168,10 +171,11 @@ class Distributed:
                 try:
                     yield self._round
                 except GeneratorExit:
-                    self._note(
-                        f"the program left round {self._round.number}, which is not saved. End rounds early with "
-                        "job.end()."
-                    )
+                    if not failing():
+                        self._note(
+                            f"the program left round {self._round.number}, which is not saved. End rounds early with "
+                            "job.end()."
+                        )
                     raise
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)

@@ -12,6 +12,15 @@ from istmpi.errors import ConfigError
 from istmpi.trees import Named, tensors_of
 
 
+def require_class(network: Any) -> None:
+    """Refuse, with a ConfigError, a network that is no class."""
+    if not isinstance(network, type):
+        raise ConfigError(
+            f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
+            f"arguments."
+        )
+
+
 def inputs_of(example: Any) -> tuple[Any, ...]:
     """Return an example as a batch's inputs; ConfigError where it has no tensor."""
     if isinstance(example, Mapping):

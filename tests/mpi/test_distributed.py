@@ -50,8 +50,8 @@ METHODS = [
 ]
 
 
-def distributed(comm, **settings):
-    return istmpi.Distributed(networks.Convolutional, ARGUMENTS, comm, example=EXAMPLE, **SETTINGS | settings)
+def distributed(comm, network=networks.Convolutional, **settings):
+    return istmpi.Distributed(network, ARGUMENTS, comm, example=EXAMPLE, **SETTINGS | settings)
 
 
 def loss_of(module, batch):
@@ -787,6 +787,11 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
+        ({"optimizer": own, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
+        ({"optimizer": own, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_decay"),
+        ({"optimizer": own, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
+        ({"optimizer": own([torch.zeros(1)])}, "optimizer is an instance of RMSprop; it must be a function"),
+        ({"network": networks.TwoTowers(5)}, "the network is an instance of TwoTowers. Give the class"),
         ({"optimizer": torch.optim.LBFGS}, "optimizer cannot step with gradients alone"),
         (
             {"optimizer": torch.optim.NAdam, "optimizer_state": "carry"},

@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank(comm, shared_tmp):
         content[at + 3] ^= 1
         path.write_bytes(content)
     comm.barrier()
-    message = r"network.h5: damaged: model/hidden2.linear.weight, rows 0 to .*checksum"
+    message = r"network.h5 is damaged: model/hidden2.linear.weight, rows 0 to .*checksum"
     with pytest.raises(DataError, match=message) as refused:
         evaluate(path, comm)
     assert refused.value.everywhere

@@ -321,7 +321,7 @@ def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_comman
             examples_of(split.normalised_by(None), np.array(rows))
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     code, out, err = istmpi_command("data", "verify", path)
-    assert code == 2 and out == f"{path}: damaged: train/x, rows 20 to 29: the checksum differs.\n"
+    assert code == 2 and out == f"{path} is damaged: train/x, rows 20 to 29: the checksum differs.\n"
     assert err == "istmpi: 1 of 1 file cannot be used.\n"
 
 
