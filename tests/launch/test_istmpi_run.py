@@ -47,12 +47,12 @@ def shared(tmp_path):
 
 @pytest.fixture
 def environment(tmp_path):
-    """A virtual environment whose istmpi says from where it was started."""
+    """A virtual environment whose istmpi says from where it was started; mpirun once died of one that ended at once."""
     folder = tmp_path / "environment"
     (folder / "bin").mkdir(parents=True)
     (folder / "pyvenv.cfg").write_text("home = here\n")
     (folder / "bin/python").symlink_to("/bin/bash")
-    (folder / "bin/istmpi").write_text('echo "from $0 with $*"\n')
+    (folder / "bin/istmpi").write_text('echo "from $0 with $*"; sleep 0.3\n')
     return folder
 
 

@@ -127,7 +127,7 @@ def test_a_stop_that_is_asked_for_does_not_wait_for_a_stopped_rank(start, tmp_pa
     assert result.returncode == STUCK, result
     (last,) = result.errors
     assert f"(stop requested by the file {folder / 'STOP'}), a rank does not respond: rank 1 on " in last, result
-    assert f"its process is stopped (kill -CONT {stopped} wakes it)" in last and "--resume auto" in last
+    assert f"its process is stopped (kill -CONT {stopped} resumes it)" in last and "--resume auto" in last
     assert gone(stopped)
 
 
