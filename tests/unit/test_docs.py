@@ -1,6 +1,9 @@
 """What the pages refer to is there: files, headings, settings, and the run files that they show."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,13 @@ def test_every_link_leads_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{link} does not exist"
         assert not fragment or fragment in anchors(target), f"{link}: there is no such heading"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="needs istmpi[docs]")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]
+    done = subprocess.run(words, env=os.environ | {"ISTMPI_SITE": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path / "index.html").exists(), done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
