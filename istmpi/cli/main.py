@@ -89,7 +89,7 @@ COMMANDS = [
 ]
 ON_RANKS = ["train", "compare", "measure", "evaluate", "doctor"]
 ALONE = [name for name in COMMANDS if name not in ON_RANKS]
-"""Commands that need no MPI. Help lists all in the order of `COMMANDS`."""
+"""Commands that need no MPI."""
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds for a launcher to end the job with the code of a rank that is gone."""
