@@ -70,8 +70,9 @@ class RunFolder:
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
-                what = "is not empty and not a run's folder folder" if resume else "is not empty"
-                raise ConfigError(f"--out {path}: the folder {what}. Give another folder, or remove it.")
+                what = " and not a run's folder" if resume else ""
+                cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
+                raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
         except OSError as error:
             raise _unusable(path, error) from None
 

@@ -274,7 +274,7 @@ def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
     path = Path(path)
     with _reading(path):
         if not path.is_file():
-            raise DataError(f"{path} does not exist{_cure(path)}")
+            raise DataError(f"{path} {_misses(path)}")
         if not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file: not a checkpoint, or damaged.")
         file = h5py.File(path, "r", locking=LOCKING)
@@ -299,8 +299,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is {reason}.") from error
 
 
-def _cure(path: Path) -> str:
+def _misses(path: Path) -> str:
     if path.is_dir():
-        return f"; it is a folder. Give a file in it; list them: istmpi checkpoint ls {path}"
+        return f"is a folder. Give a file in it; list them: istmpi checkpoint ls {path}"
     beside = [entry.name for entry in path.parent.glob("*.h5")]
-    return did_you_mean(path.name, beside) if beside else "."
+    return "does not exist" + (did_you_mean(path.name, beside) if beside else ".")

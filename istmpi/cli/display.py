@@ -16,7 +16,7 @@ from rich.text import Text
 
 from istmpi import comm
 from istmpi.checkpoint.saver import Saver
-from istmpi.cli.output import SECONDS_BETWEEN_LINES
+from istmpi.cli.output import SECONDS_BETWEEN_LINES, console
 from istmpi.cli.run_facts import banner, outcome, round_line
 from istmpi.cli.run_options import Showing
 from istmpi.errors import IstmpiError
@@ -79,9 +79,7 @@ class TrainingDisplay(Watch):
         columns = comm.terminal_columns()
         self._terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
         self._way = showing.progress or ("bar" if self._terminal else "lines")
-        self._console = Console(
-            emoji=False,
-            highlight=False,
+        self._console = console(
             soft_wrap=not self._terminal,
             force_terminal=self._terminal or bool(os.environ.get("FORCE_COLOR")),
             width=columns or None,

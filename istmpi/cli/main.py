@@ -1,6 +1,7 @@
 """``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -66,32 +67,29 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(self._help()))
 
 
-COMMANDS = {
-    "train": True,
-    "simulate": False,
-    "compare": True,
-    "report": False,
-    "runs": False,
-    "settings": False,
-    "demo": False,
-    "costmodel": False,
-    "measure": True,
-    "model": False,
-    "prepare": False,
-    "data": False,
-    "checkpoint": False,
-    "evaluate": True,
-    "predict": False,
-    "export": False,
-    "job": False,
-    "doctor": True,
-}
-"""The commands in the order of help; True for one that runs on the ranks of an MPI job."""
-ALONE = [name for name, on_ranks in COMMANDS.items() if not on_ranks]
+COMMANDS = [
+    "train",
+    "simulate",
+    "compare",
+    "report",
+    "runs",
+    "settings",
+    "demo",
+    "costmodel",
+    "measure",
+    "model",
+    "prepare",
+    "data",
+    "checkpoint",
+    "evaluate",
+    "predict",
+    "export",
+    "job",
+    "doctor",
+]
+ON_RANKS = ["train", "compare", "measure", "evaluate", "doctor"]
+ALONE = [name for name in COMMANDS if name not in ON_RANKS]
 """Commands that need no MPI."""
-ON_RANKS = (
-    f"{', '.join(name for name, on_ranks in COMMANDS.items() if on_ranks)} run under mpirun; the others need no MPI."
-)
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds for a launcher to end the job with the code of a rank that is gone."""
@@ -114,7 +112,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 @click.group(
     cls=LazyGroup,
     commands=COMMANDS,
-    epilog=f"{ON_RANKS}\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
+    epilog=f"{', '.join(ON_RANKS)} run under mpirun; the others need no MPI.\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="istmpi")
@@ -126,8 +124,7 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     comm.announce(sys.argv[1:])
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
-    _open_what_is_closed()
-    sys.stdout.reconfigure(errors="backslashreplace")  # a name from data shall end no command, whatever the locale
+    _open_streams()
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -155,14 +152,33 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
     return exit
 
 
-def _open_what_is_closed() -> None:
-    """Open standard streams that were closed, to nowhere: else a file of ours takes such a number."""
+class _Output(io.FileIO):
+    """A standard stream that outlives the reader of its pipe."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _to_nowhere(self.fileno())
+            return len(data)
+
+
+def _open_streams() -> None:
+    """Open standard streams that were closed, to nowhere: else a file of ours takes such a number.
+
+    A name from data shall end no command, whatever the locale, and no reader that leaves.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        old, file = getattr(sys, name), io.BufferedWriter(_Output(number, "w", closefd=False))
+        by_lines = bool(old) and (old.line_buffering or old.write_through)
+        setattr(sys, name, io.TextIOWrapper(file, old and old.encoding, "backslashreplace", line_buffering=by_lines))
+
+
+def _to_nowhere(number: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
@@ -192,16 +208,14 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        # Where nobody reads on, rich ends the program while it handles that error; click has put a stream of its own.
-        closed = isinstance(error.__context__, OSError) or "PacifyFlush" in type(sys.stdout).__name__
-        if not closed and (end := left(error)):
+        if end := left(error):
             return _report(end)
         return error.code or 1, False
     except KeyboardInterrupt:
         return 130, False
     except BaseException as error:
         if refusal := _refusal_of_output(error):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again, and fails aloud
+            _to_nowhere(sys.stdout.fileno())  # or Python tries again, and fails aloud
             return _report(refusal)
         if limit := past_a_limit(error):
             return _report(limit)
@@ -229,7 +243,14 @@ def _plainly(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
         near = did_you_mean(error.option_name, [name for name in names if name.startswith("--")])
-        cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, near if near.endswith("?") else ".")
+        cure = near if near.endswith("?") else "."
+        if "--set" in names:
+            from istmpi.config import every_setting
+
+            end = error.option_name.replace("--", ".").replace("-", "_")
+            settings = [f"--set {each.name}=VALUE" for each in every_setting() if f".{each.name}".endswith(end)]
+            cure = f"; it is {' or '.join(settings)}." if settings else cure
+        cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, cure)
         message = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
         message = f"{message} See: {error.ctx.command_path} --help"

@@ -46,7 +46,8 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
         "ranks": f"{ranks} on {counted(len(hosts), 'host')}: {some_hosts}"
-        + " (started without mpirun; use mpirun -n P istmpi train for P ranks)" * (ranks == 1),
+        + " (started without mpirun; use mpirun -n P istmpi train for P ranks)"
+        * (ranks == 1 and not comm.rank_variable()),
         "compute": f"{training.device}, {counted(training.threads, 'thread')} a rank",
         "data": f"{run.data.source}, {counts}, placement {run.data.placement}{''.join(changed)}",
         "assumed": "; ".join(data.assumed),

@@ -12,9 +12,6 @@ LAUNCHERS = {
 }
 """The variables with a rank, the number of ranks, and that on its host; SLURM_NTASKS stands in scripts, too."""
 
-_BETWEEN = ("hydra_pmi_proxy",)
-"""The processes that MPICH's mpirun puts between itself and the ranks of a host."""
-
 
 def launched() -> tuple[int, int]:
     """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
@@ -36,7 +33,7 @@ def on_this_host() -> tuple[list[int], int]:
 
 def stopped_here() -> tuple[dict[int, int], int]:
     """The ranks of this host whose processes are stopped, with these, and the first rank that is not."""
-    name = _variable_of_rank()
+    name = rank_variable()
     processes = _processes(name) if name else {}
     stopped = {rank: process for rank, process in processes.items() if process_facts(process)[0] in ("T", "t")}
     return stopped, min(processes.keys() - stopped.keys(), default=launched()[0])
@@ -44,7 +41,7 @@ def stopped_here() -> tuple[dict[int, int], int]:
 
 def starter() -> tuple[int, str] | None:
     """The process that started this rank, and when that began; None without a launcher, or where none can be seen."""
-    name = _variable_of_rank()
+    name = rank_variable()
     if name is None:
         return None
     process = os.getpid()
@@ -74,7 +71,7 @@ def terminal_columns() -> int | None:
         if name in os.environ:
             with suppress(OSError, ValueError):
                 process = _above(name)
-                if Path(f"/proc/{process}/comm").read_text().strip() in _BETWEEN:
+                if Path(f"/proc/{process}/comm").read_text() == "hydra_pmi_proxy\n":  # of MPICH
                     process = _parent(process)
                 output = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
                 try:
@@ -84,7 +81,8 @@ def terminal_columns() -> int | None:
     return None
 
 
-def _variable_of_rank() -> str | None:
+def rank_variable() -> str | None:
+    """The variable in which a launcher told this process its rank, if one did."""
     return next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
 
 

@@ -91,7 +91,8 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             "units of a layer. See docs/results.md, Few units a rank.",
         ]
     return Advice(
-        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local steps: an epoch in "
+        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local "
+        f"step{'s' * (chosen.local_steps > 1)}: an epoch in "
         f"{in_seconds(chosen.seconds)}, {alone / chosen.seconds:.3g} times as fast as one process.",
         _rows(scenario, chosen.ranks, chosen.local_steps, best),
         notes,

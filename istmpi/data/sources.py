@@ -72,7 +72,8 @@ def open_dataset(
     if not path.exists():
         raise DataError(f"data {path} does not exist{_nearest(path)}")
     if not path.is_file():
-        raise DataError(f"data {path} is {kind_of(path)}; it must be a file.")
+        cure = " Use istmpi prepare (images, audio, ...)." * path.is_dir()
+        raise DataError(f"data {path} is {kind_of(path)}; it must be a file.{cure}")
     if path.suffix == ".npz":
         return open_npz(path, test)
     if path.suffix in SUFFIXES:

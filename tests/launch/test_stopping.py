@@ -181,7 +181,8 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun
 
 def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path):
     """As on a node where it is not mounted, or from another working directory."""
-    assert mpirun(1, "istmpi", "train", "--rounds", "3", "--out", tmp_path / "here" / "run").returncode == 0
+    done = mpirun(1, "istmpi", "train", "--rounds", "3", "--out", tmp_path / "here" / "run")
+    assert done.returncode == 0 and "started without mpirun" not in done.stdout
     (tmp_path / "there").mkdir()
     program = "import os, sys; os.chdir(sys.argv.pop(1)); from istmpi.cli.main import main; main()"
     here, there = (

@@ -283,7 +283,7 @@ def write_hdf5(path):
     [
         (lambda path: path.write_text("name,value\n1,2\n"), "not an HDF5 file"),
         (lambda path: path.write_bytes(b""), "not an HDF5 file"),
-        (lambda path: path.mkdir(), "it is a folder"),
+        (lambda path: path.mkdir(), "is a folder"),
         (write_hdf5, "not a checkpoint of istmpi"),
         (lambda path: None, "does not exist"),
         (lambda path: path.symlink_to(path), "does not exist"),

@@ -98,6 +98,17 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         (["trian"], "no command trian; did you mean train?"),
         (["train", "digit", "--dry-run"], "did you mean digits?"),
         (["train", "--hiddn", "3"], "--hidden"),
+        (
+            ["train", "--label-smoothing", "0.1"],
+            "no option --label-smoothing; it is --set train.label_smoothing=VALUE.",
+        ),
+        (["train", "--data", "/", "--dry-run"], "data / is a folder; it must be a file. Use istmpi prepare (images,"),
+        (
+            ["export", "/usr", "--to", "torch"],
+            "/usr is a folder. Give a file in it; list them: istmpi checkpoint ls /usr",
+        ),
+        (["costmodel", "--advise", "--json"], "--json does not go with --advise."),
+        (["costmodel", "--advise", "--ranks", "2"], "--ranks does not go with --advise."),
         (["train", "--method", "lst", "--dry-run"], "method.name = 'lst' is not known; did you mean ist?"),
         (["train", "--method", "fedavg", "--finish", "local-sgd:9%", "--dry-run"], "does not go with fedavg"),
         (["train", "--finish", "fedavg:9%", "--dry-run"], "does not go with fedavg"),
@@ -188,6 +199,17 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(argum
     assert done.returncode == 74, done.stderr
     (said,) = done.stderr.splitlines()
     assert said.startswith(f"istmpi: cannot write to standard output ({why})")
+
+
+def test_a_reader_that_leaves_ends_no_command(tmp_path):
+    train = ["train", "--rounds", "2", "--hidden", "8", "--out", tmp_path / "run"]
+    for words in (["costmodel"], ["costmodel", "--json"], ["runs"], train):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "w") as unread:
+            done = subprocess.run([*PROGRAM, *words], stdout=unread, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    assert (tmp_path / "run" / "network.h5").exists()
 
 
 def test_an_output_that_is_closed_is_not_written():

@@ -161,7 +161,7 @@ def test_advice_prefers_what_changes_less_where_it_costs_little():
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
     case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
-    assert advise(case, 4).first.startswith("Run data-parallel on 4 ranks")
+    assert advise(case, 4).first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
 
 
 def test_advice_respects_memory():

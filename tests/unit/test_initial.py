@@ -219,7 +219,7 @@ def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, cap
     with pytest.raises(DataError, match="does not exist"):
         begun(tmp_path / f"absent{suffix}")
     (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(DataError, match="it is a folder"):
+    with pytest.raises(DataError, match="is a folder"):
         begun(tmp_path / f"folder{suffix}")
 
 

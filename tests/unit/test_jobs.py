@@ -136,6 +136,10 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for a single method"),
         (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),
         (("lsf", "digits", "--time", "4:00"), "--time 4:00: must be minutes"),
+        (("pbs", "digits", "--time", "0"), "--time: 0 minutes must be more than --stop-before-walltime, 5."),
+        (("slurm", "digits", "--time", "9", "--", "--stop-before-walltime", "9"), "than --stop-before-walltime, 9."),
+        (("slurm", "digits", "--", "--model", "nofile.py:Net"), "model nofile.py does not exist."),
+        (("slurm", "digits", "--", "--model", f"{__file__}:Net", "--data", "no.h5"), "data no.h5 does not exist."),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere does not exist."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units, but the run has 4 ranks"),
         (

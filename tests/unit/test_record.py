@@ -91,7 +91,7 @@ def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
     with pytest.raises(ConfigError, match=f"is used by another run, process {os.getpid()}"):
         RunFolder.of(str(tmp_path), "digits")
     held.release()
-    with pytest.raises(ConfigError, match="the folder is not empty"):
+    with pytest.raises(ConfigError, match="the folder is not empty. .*, or --resume auto to continue it"):
         RunFolder.of(str(tmp_path), "digits")
 
 

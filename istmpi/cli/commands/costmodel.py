@@ -77,6 +77,9 @@ def command(
     istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
     mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
+    others = {"--json": as_json, "--ranks": ranks, "--compare": compare, "--plot": plot}
+    if advice and (refused := [option for option, value in others.items() if value]):
+        raise click.UsageError(f"{refused[0]} does not go with --advise.")
     cluster = _cluster(given)
     shape, paper = None, run is None and not is_module(given["model"])
     if paper:

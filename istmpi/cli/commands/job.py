@@ -20,7 +20,7 @@ from istmpi.cli.run_options import resolve
 from istmpi.config import Run
 from istmpi.environment import read
 from istmpi.errors import ConfigError
-from istmpi.foreign import read_toml
+from istmpi.foreign import is_file, read_toml
 from istmpi.names import is_own
 
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
@@ -85,7 +85,9 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
             raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
     limits = _limits(given["time"] or ("12:00:00" if compare else "4:00:00"))
     verb, start = ("compare", "compare") if compare else ("train", "train --resume auto")
-    out = check((run, *options), (given["nodes"] or 1) * (gpus or 1), verb).output.folder
+    resolved = check((run, *options), (given["nodes"] or 1) * (gpus or 1), verb, limits["seconds"] / 60)
+    _require_files(resolved)
+    out = resolved.output.folder
     if seeds and out:
         raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
     given |= {"ranks-per-host": gpus, "relaunch": 3 if given["relaunch"] is None and not compare else given["relaunch"]}
@@ -140,18 +142,7 @@ def _limits(text: str) -> dict[str, Any]:
 @flag("--yes-open", "Allow --ssh-from more addresses than a /16.")
 @whole("--hours", "N", "Hours after which the instances terminate themselves.", 1, 720, default=24)
 @text("--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address.")
-def ec2(
-    run: str,
-    options: tuple[str, ...],
-    instances: int,
-    spot: bool,
-    region: str | None,
-    key: str | None,
-    ssh_from: str | None,
-    yes_open: bool,
-    package: str | None,
-    **given: object,
-) -> None:
+def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **given: Any) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
 
     \b
@@ -160,19 +151,20 @@ def ec2(
 
     Options of istmpi train follow --. A run file and a data file of this machine are sent along.
     """
-    resolved = check((run, *options), instances)
+    resolved = check((run, *options), given["instances"])
     out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
         raise ConfigError(f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without ..")
     arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
         arguments, send = (*arguments, "--data", data), [*send, "--send", data]
-    up = _words({"instances": instances, "type": given["type"], "hours": given["hours"]})
-    up += ["--spot"] * spot + ["--yes-open"] * yes_open + _words({"package": package or None})
+    up = _words({name: given[name] for name in ("instances", "type", "hours")})
+    up += ["--spot"] * given["spot"] + ["--yes-open"] * given["yes_open"]
+    up += _words({"package": given["package"] or None})
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
-        f"REGION=({shlex.join(_words({'region': region or None}))})",
+        f"REGION=({shlex.join(_words({'region': given['region'] or None}))})",
         f"UP=({shlex.join(up)})",
         f"SEND=({shlex.join(send)})",
         f"FOLDER={shlex.quote(str(out))}",
@@ -200,8 +192,8 @@ def job_name(run: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
 
 
-def check(arguments: Sequence[str], ranks: int, verb: str = "train") -> Run:
-    """The run of a command line of istmpi train or compare; refused if it could not be trained on so many ranks."""
+def check(arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf")) -> Run:
+    """The run of a command line of istmpi train or compare; refused if so many ranks could not train it."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs
@@ -210,6 +202,9 @@ def check(arguments: Sequence[str], ranks: int, verb: str = "train") -> Run:
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
+    stop = given["stop_before_walltime"]
+    if minutes <= (stop := 5 if stop is None else stop):  # five in the templates
+        raise ConfigError(f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}.")
     run = resolve(given.pop("run"), given.pop("assignments"), given)
     if is_own(run.model.name):
         return run.with_implied()  # what it deals out is found where it trains
@@ -220,6 +215,13 @@ def check(arguments: Sequence[str], ranks: int, verb: str = "train") -> Run:
             spec_of(name, "--methods:")
         phase_costs(planned.run.override({"method.name": name}), planned.architecture, ranks)
     return planned.run
+
+
+def _require_files(run: Run) -> None:
+    for what, name in (("model", run.model.name), ("data", run.data.source), ("init", run.train.init)):
+        path = Path(re.sub(r":\w+$", "", name))
+        if path.suffix in (".py", ".h5", ".npz", ".safetensors") and "{rank}" not in name and not is_file(path):
+            raise ConfigError(f"{what} {path} does not exist. Check the path.")
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
