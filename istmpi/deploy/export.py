@@ -83,7 +83,7 @@ def export(
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
     suffix, parts_of = FORMS[form]
-    target = target or Path(path).with_suffix(suffix)
+    target = target or Path(path).parent / f"{Path(path).stem}{suffix}"
     require_free(target, force)
     if form == "onnx":
         require_onnx_exporter()
