@@ -172,7 +172,8 @@ def _open_streams() -> None:
         pass
     os.close(number)
     for number, name in enumerate(("stdout", "stderr"), 1):
-        old, file = getattr(sys, name), io.BufferedWriter(_Output(number, "w", closefd=False))
+        old, output = getattr(sys, name), _Output(number, "w", closefd=False)
+        output.replaced, file = old, io.BufferedWriter(output)  # a stream without a holder closes its file
         by_lines = bool(old) and (old.line_buffering or old.write_through)
         setattr(sys, name, io.TextIOWrapper(file, old and old.encoding, "backslashreplace", line_buffering=by_lines))
 
