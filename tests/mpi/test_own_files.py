@@ -132,7 +132,7 @@ def write(comm, file, text):
         ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward gives nan for the first training"),
         (
             {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
-            "hidden cannot be dealt out: permuting",
+            "hidden cannot be dealt out: exchanging",
         ),
     ],
 )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 FLAT, IMAGE, SEQUENCE, TOKENS, NODES = (6,), (2, 8, 8), (5, 6), (7,), (9,)
 OUTPUTS, VOCABULARY = 3, 256
 
-ORDER = "permut"
-"""Units are not interchangeable: permuting them changes the outputs."""
+ORDER = "exchanging its units"
+"""Units are not interchangeable: exchanging them changes the outputs."""
 COUNT = "changes which parameters exist"
 """It counts modules, of which none adds to its input."""
 JOINED = "an axis of .* has"

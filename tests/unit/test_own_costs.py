@@ -119,7 +119,7 @@ def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: permuting"),
+        (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: exchanging"),
         (
             ["train", "--dry-run", "--ranks", "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
             "its constructor fails with hidden = 9: ValueError: 9 is odd",

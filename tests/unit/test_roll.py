@@ -31,7 +31,7 @@ def test_the_deadline_is_the_patience_or_three_of_the_slowest_rounds(patience, s
 def test_who_has_come_is_not_missing_whatever_it_does_now():
     answers = {1: seen(met=7, waits=True), 2: seen(met=8, still=100.0), 3: seen(met=7, still=100.0)}
     assert found_in(answers) == []
-    assert "answer" in all_here("hop (alltoallv)", 40.0)
+    assert "respond" in all_here("hop (alltoallv)", 40.0)
 
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_still():
