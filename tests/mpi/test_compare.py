@@ -232,7 +232,7 @@ def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, co
 @pytest.mark.ranks(min=2)
 def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared, comm):
     comparison = compared(["local-sgd", "ist"], model__hidden=[comm.size - 1])
-    with pytest.raises(ConfigError, match=f"^ist: hidden1 has {comm.size - 1} units? but the run has {comm.size}"):
+    with pytest.raises(ConfigError, match=f"^ist: hidden1 has {comm.size - 1} units?, but the run has {comm.size}"):
         comparison.rehearse()
     assert not comparison.folder.exists()
 
