@@ -203,7 +203,9 @@ class Round:
         """Refuse inputs on another device, and a module that is gone with its round."""
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
-        require_on(self.device, (inputs, named), f"round {self.number}: round.module is")
+        device = self._method.job.device
+        if named or any(type(x) is not torch.Tensor or x.device != device for x in inputs):
+            require_on(device, (inputs, named), f"round {self.number}: round.module is")
 
     def _require_same_parameters(self) -> None:
         for name, values in self.module.named_parameters():
