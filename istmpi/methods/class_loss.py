@@ -37,12 +37,13 @@ def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[...
     if weights == BALANCED:
         counts = np.bincount(batches.labels)
         weights = np.where(counts, len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts), 1)
+    given = None if weights is None else torch.as_tensor(weights)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         its = None
-        if weights is not None:
+        if given is not None:
             its = outputs.new_ones(outputs.shape[1])
-            its[: len(weights)] = torch.as_tensor(weights).to(outputs)
+            its[: len(given)] = given.to(outputs)
         smoothing = train.label_smoothing
         return functional.cross_entropy(outputs, targets, its, reduction=reduction, label_smoothing=smoothing)
 
