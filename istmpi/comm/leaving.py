@@ -44,11 +44,6 @@ def end_stuck_job(error: StuckError) -> None:
     mpi.if_up().COMM_WORLD.Abort(error.exit_code)
 
 
-def failing() -> bool:
-    """Say whether an exception has ended this rank's program."""
-    return _exit_code != 0
-
-
 def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception, or sys.exit with a code that is not 0, end all ranks of a user's own program from now on.
 

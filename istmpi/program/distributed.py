@@ -16,7 +16,6 @@ from istmpi import rng
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
-from istmpi.comm.leaving import failing
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
@@ -171,11 +170,10 @@ class Distributed:
                 try:
                     yield self._round
                 except GeneratorExit:
-                    if not failing():
-                        self._note(
-                            f"the program left round {self._round.number}, which is not saved. End rounds early with "
-                            "job.end()."
-                        )
+                    self._note(
+                        f"the program left round {self._round.number}, which is not saved. End rounds early with "
+                        "job.end()."
+                    )
                     raise
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
