@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.operators import AGGREGATION
-from istmpi.models.table import ResidualBlock, Table, Use
+from istmpi.models.table import AGGREGATION, ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
 from istmpi.names import class_of
 

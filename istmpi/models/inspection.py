@@ -20,15 +20,14 @@ from istmpi.models.norms import Calibrated
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
-from istmpi.models.tracing import recorded, trace
+from istmpi.models.tracing import followed, trace
 from istmpi.models.trials import hooked
 from istmpi.models.user import UserNetwork
-from istmpi.models.uses import SumRecorder, sums_of
+from istmpi.models.uses import sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight."""
-EXAMPLES = 2
 
 Contents = Mapping[str, tuple[int, float | None]]
 """The checksum of every tensor, and the value that all of its elements have, if they do."""
@@ -48,14 +47,14 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     module = built(network, seed=0)
     first = _contents(_tensors(module))
     watched = _watch(network, module)
-    recorder, stochastic = _draws_random_numbers(network, module, watched.exits)
+    trained, stochastic = _trained(network, module, watched.exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
                 f"{network.name}: its buffer {name} has random values, which would differ between ranks "
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
-    traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
+    traced = trace(network, inferred.widths, inferred.blocks, trained)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
     scaled = sums_of(network, inferred.widths, watched.recorder, sums)
     parameters = {}
@@ -98,7 +97,7 @@ class _Watched:
     called: frozenset[str]
     bare: frozenset[str]
     """The called products whose output goes not only straight into a batch normalisation."""
-    recorder: SumRecorder
+    recorder: Recorder
     exits: int
     head: str
     """The product that made the output as it stands."""
@@ -125,10 +124,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: dict[int, str] = {}
-    recorder = SumRecorder()
 
     def made(name: str, output: torch.Tensor) -> None:
-        recorder.readers.pop(storage_of(output), None)  # those of a tensor that lay there before
         outputs.append((name, output, output._version))
 
     def arrives(name: str, x: torch.Tensor) -> None:
@@ -146,9 +143,8 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
         layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
         for name, layer in norms.items()
     ]
-    examples = network.examples(EXAMPLES, torch.get_default_dtype())
-    with hooked(hooks), recorder.following(module):
-        returned = network.forward(module.eval(), *examples)
+    with hooked(hooks):
+        recorder, returned, _ = followed(network, module, False)
     for name, count in calls.items():
         if not count:
             raise ConfigError(
@@ -168,10 +164,10 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
     return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
 
 
-def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """Return a record of a forward pass in training, and whether it does; refuses what cannot be trained."""
+def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+    """A record of a forward pass in training, True if it draws random numbers; refuses what cannot be trained."""
     before = _contents(module.named_buffers())
-    recorder, outputs, draws = recorded(network, module, EXAMPLES)
+    recorder, outputs, draws = followed(network, module, True)
     if not outputs.requires_grad:
         raise ConfigError(
             f"{network.name}: its outputs have no gradient with respect to any parameter. Remove "

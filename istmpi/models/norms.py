@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.operators import EPSILON
+from istmpi.models.table import EPSILON
 from istmpi.models.trials import hooked
 from istmpi.trees import call
 

@@ -12,7 +12,7 @@ from istmpi.exits import joined
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture, built
 from istmpi.models.inspection import inspect
-from istmpi.models.operators import flops
+from istmpi.models.table import flops
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
 from istmpi.models.user import user_network
