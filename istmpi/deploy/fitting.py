@@ -40,7 +40,7 @@ def runnable(
             f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
             "code: --model FILE.py:Class."
         )
-    from istmpi.models.user import user_network
+    from istmpi.models.arguments import user_network
 
     data = header.data
     unknown = data.task == OWN and example is None

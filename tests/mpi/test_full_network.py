@@ -13,8 +13,8 @@ from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.user import user_network
 from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training
 

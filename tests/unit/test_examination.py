@@ -13,9 +13,9 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
 from istmpi.models.table import Table
-from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"

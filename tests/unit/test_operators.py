@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.models.architecture import built
+from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
-from istmpi.models.user import user_network
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"

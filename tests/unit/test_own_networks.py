@@ -14,9 +14,9 @@ from torch import nn
 from istmpi.cost.holdings import Holdings
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.proof import Trial
-from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)

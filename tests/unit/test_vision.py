@@ -11,11 +11,11 @@ from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture, built
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
 from istmpi.models.table import flops
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
-from istmpi.models.user import user_network
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {

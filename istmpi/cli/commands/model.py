@@ -69,8 +69,8 @@ def command(
 
     from istmpi.config.sections import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
+    from istmpi.models.arguments import user_network
     from istmpi.models.inspection import examine
-    from istmpi.models.user import user_network
     from istmpi.report.checkpoints import tables
 
     arguments = _arguments(assignments)
