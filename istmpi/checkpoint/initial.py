@@ -58,7 +58,7 @@ class _OfIstmpi(_File):
 
     def factor(self, name: str) -> float:
         network = self._checkpoint.architecture
-        return network.weight_factor(name, network.lengths, self._checkpoint.header.full_scale)
+        return network.weight_factor(name, self._checkpoint.header.full_scale)
 
 
 class _Safetensors(_File):
@@ -164,7 +164,7 @@ def begin_with(
                 continue
             rows = store.owners.rows(length, store.rank)
             values = file.rows(there, rows.start, rows.stop)
-            ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
+            ratio = file.factor(there) / network.weight_factor(name, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
     if odd := store.not_finite():
         dtype = next(iter(store.parameters.values())).dtype

@@ -18,7 +18,7 @@ from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
-from istmpi.names import SHIPPED, is_own
+from istmpi.names import SHIPPED, class_of, is_own
 from istmpi.tasks import OWN
 
 
@@ -69,7 +69,8 @@ def deal_of(header: Header, architecture: Architecture) -> Partition:
 
 def changed_source(network: Architecture) -> str:
     """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
-    if network.has_its_source:
+    source, code = network.table.source, network.code
+    if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
         return ""
     return f"the source of {network.name} has changed since training; its parameters have not"
 

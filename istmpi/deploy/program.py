@@ -20,7 +20,8 @@ from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
-from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.models.architecture import Architecture
+from istmpi.models.scaling import multiply_sums
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
     if state.calls:
-        scale_sums(module, lambda: (state.calls, {}))
+        multiply_sums(module, lambda: (state.calls, {}))
     return module
 
 

@@ -21,10 +21,9 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
-from istmpi.evaluation.fitting import fitted_scale
+from istmpi.evaluation.fitting import fitted_scale, fitted_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
-from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking

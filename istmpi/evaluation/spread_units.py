@@ -33,7 +33,7 @@ def spread_units(
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
-        factor = architecture.factor(path, architecture.lengths, store.full_scale)
+        factor = architecture.factor(architecture.sums.get(path, ()), architecture.lengths, store.full_scale)
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
         if sharded.isdisjoint(leaf.names.values()):
             if before in units:

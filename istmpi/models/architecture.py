@@ -6,8 +6,7 @@ Torch is needed only where a module is built, so that a login node can plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from functools import partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.table import AGGREGATION, ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
-from istmpi.names import class_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,11 +89,6 @@ class Architecture:
         return total
 
     @property
-    def has_its_source(self) -> bool:
-        source = self.table.source
-        return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
-
-    @property
     def example_shape(self) -> tuple[int, ...]:
         return self.code.inputs
 
@@ -111,41 +104,41 @@ class Architecture:
         uses = (use.groups for use in self.uses)
         return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
 
-    def factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a module's product (not of its bias) at the given lengths.
+    def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
+        """The factor of a sum over units of these groups (not of a bias) at the given lengths.
 
         ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
         that a subnet has while it trains, as with dropout. With fewer units it is larger in proportion, so that sums
         are as large in the full network as in any subnet. Behind a batch normalisation nothing is multiplied.
         """
-        return self._contributions(self.sums.get(module, ()), lengths, scale)
+        each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
+        return prod(each, start=1.0)
 
-    def contribution(self, group: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of the contribution of each unit of a group to a sum."""
-        return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
-
-    def weight_factor(self, name: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a parameter that stands for those of all products with it, and of its block's end."""
+    def weight_factor(self, name: str, scale: Scale) -> float:
+        """The factor of a full parameter that stands for those of all products with it, and of its block's end."""
         module, _, kind = name.rpartition(".")
-        factor = self.factor(module if kind == "weight" else "", lengths, scale)
-        folded = prod(
-            (self.contribution(group, lengths, scale) for group in self.table.folded.get(name, ())), start=1.0
-        )
-        return factor * folded * self.end_factor(module, lengths, scale)
+        sums = self.sums.get(module, ()) if kind == "weight" else ()
+        groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
+        return self.factor(groups, self.lengths, scale)
 
-    def end_factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a module's outputs: 1 unless it is the end of a block."""
-        groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
-        return self._contributions(groups, lengths, scale)
+    @cached_property
+    def _ends(self) -> dict[str, tuple[str, ...]]:
+        """The modules that are ends of blocks, and the groups of these."""
+        ends: dict[str, tuple[str, ...]] = {}
+        for group, blocks in self.blocks.items():
+            for end in {end for block in blocks for end in block.ends}:
+                ends[end] = (*ends.get(end, ()), group)
+        return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
         """The network at the given lengths: every parameter has the shape that its pattern gives.
 
-        Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
-        given. Where ``blocks[3]`` has the length 0, that block is the identity.
+        Its products, and what blocks add, are multiplied by their `factor` where ``scale`` is given. Where
+        ``blocks[3]`` has the length 0, that block is the identity.
         """
         import torch
 
+        from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
@@ -169,7 +162,7 @@ class Architecture:
                 f"inferred axes give {expected.get(name)}."
             )
         if scale is not None:
-            self._scale(network, lengths, scale)
+            self.multiply(network, lengths, cache(lambda groups: self.factor(groups, lengths, scale)))
         return network
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
@@ -210,31 +203,38 @@ class Architecture:
         absent = self._absent(lengths)
         return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
 
-    def _scale(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
-        for name, module in network.named_modules():
-            if (factor := self.factor(name, lengths, scale)) != 1:
-                module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
-            if (factor := self.end_factor(name, lengths, scale)) != 1:
-                module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
-        calls, weights = self.scaled_calls(lengths, scale), self._scaled_weights(lengths, scale)
-        if calls or weights:
-            scale_sums(network, lambda: (calls, weights))
+    def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
+        """Let a network multiply its sums over units by the ``factor`` of their groups, asked for in each pass.
 
-    def scaled_calls(self, lengths: Lengths, scale: Scale) -> dict[tuple[Any, ...], float]:
-        keys = self.keys_of_uses(lengths).items()
-        factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
+        A number 1.0 stays that in all passes; factors that change are tensors.
+        """
+        from istmpi.models.scaling import input_multiplied, multiply_sums
+
+        def factors(entries: Mapping[Any, tuple[str, ...]]) -> dict[Any, tuple[str, ...]]:
+            made = {key: factor(groups) for key, groups in entries.items()}
+            return {key: entries[key] for key, value in made.items() if not isinstance(value, float) or value != 1}
+
+        sums, ends = factors(self.sums), factors(self._ends)
+        for name, module in network.named_modules():
+            if name in sums:
+                before = partial(input_multiplied, lambda name=name: factor(sums[name]))
+                module.register_forward_pre_hook(before, with_kwargs=True)
+            if name in ends:
+                module.register_forward_hook(lambda _, __, output, name=name: output * factor(ends[name]))
+        calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
+        weights = factors(self._there(self.table.folded, lengths))
+        if calls or weights:
+            asked = calls, weights
+            multiply_sums(network, lambda: tuple({key: factor(its) for key, its in each.items()} for each in asked))
+
+    def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
+        """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
+        uses = self._keys_of_uses(self.lengths).items()
+        factors = {key: self.factor(use.groups, self.lengths, scale) for key, use in uses}
         return {key: factor for key, factor in factors.items() if factor != 1}
 
-    def keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
+    def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
-
-    def _scaled_weights(self, lengths: Lengths, scale: Scale) -> dict[str, float]:
-        folded = self._there(self.table.folded, lengths)
-        factors = {name: self._contributions(groups, lengths, scale) for name, groups in folded.items()}
-        return {name: factor for name, factor in factors.items() if factor != 1}
-
-    def _contributions(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
-        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
@@ -323,40 +323,3 @@ class Architecture:
         for leaf in leaves.values():
             leaf.replace(leaf.block_by_block(make))
         return network
-
-
-def _scaled(
-    factor: float, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if inputs:
-        return (inputs[0] * factor, *inputs[1:]), named
-    return inputs, {**named, "input": named["input"] * factor}
-
-
-def scale_sums(
-    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
-) -> None:
-    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
-    from istmpi.models.scaling import Scaled, multiplied
-
-    plain = network.forward
-
-    def forward(*inputs: Any, **named: Any) -> Any:
-        calls, weights = factors()
-        with multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
-            return plain(*inputs, **named)
-
-    network.forward = forward
-
-
-def built(network: UserNetwork, lengths: Lengths | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
-    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
-    import torch
-
-    from istmpi.models.norms import convert_batch_norms
-    from istmpi.models.trials import seeded
-
-    with seeded(seed), torch.device(device):
-        module = network.build(lengths)
-    convert_batch_norms(module)
-    return module

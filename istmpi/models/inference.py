@@ -7,13 +7,13 @@ cannot be dealt out.
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
-from istmpi.engine.axes import Pattern
+from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.declared import declared
 from istmpi.models.leaves import shaped
@@ -56,10 +56,6 @@ class Inferred:
     findings: tuple[Finding, ...]
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        return tuple(self.lengths)
-
-    @property
     def lengths(self) -> dict[str, int]:
         return {finding.width.name: finding.units for finding in self.findings if finding.proved}
 
@@ -87,16 +83,21 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
             name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
             for name, width in network.widths.items()
         }
-        findings = _agreeing(candidates, shapes)
-        problems = misread(network, {finding.width.name: finding.axes for finding in findings if finding.proved})
-        findings = [
-            Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
-            for finding in findings
-        ]
-        findings = [_of_blocks(network, finding, findings, full) for finding in findings]
-    blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
-    patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
-    return Inferred(patterns, tuple(findings))
+        found = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
+        problems = misread(network, {name: finding.axes for name, finding in found.items() if finding.proved})
+        found |= {name: Finding(network.widths[name], problem=problem) for name, problem in problems.items()}
+        lengths = {name: finding.width.length for name, finding in found.items() if finding.proved}
+        for name, finding in found.items():
+            if finding.problem == COUNTS:
+                blocks, problem = residual_blocks(network, finding.width, lengths, full)
+                found[name] = Finding(finding.width, problem=problem, blocks=blocks)
+    inferred = Inferred({}, tuple(found.values()))
+    axes = {
+        name: Pattern(tuple(_axis(found.values(), (name, place), length) for place, length in enumerate(shape)))
+        for name, shape in shapes.items()
+    }
+    patterns = {name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()}
+    return replace(inferred, parameters=patterns)
 
 
 def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
@@ -147,17 +148,8 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding], full: torch.nn.Module) -> Finding:
-    if finding.problem != COUNTS:
-        return finding
-    lengths = {other.width.name: other.width.length for other in findings if other.proved}
-    blocks, problem = residual_blocks(network, finding.width, lengths, full)
-    return Finding(finding.width, problem=problem, blocks=blocks)
-
-
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
     """The readings of a width under which its units can be permuted, or why there is none."""
-    findings = []
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)
@@ -174,12 +166,8 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
-    ratios = {
-        place: moving[width.name][place]
-        for name in trial.read_before("")
-        for place in moving[width.name]
-        if place[0] == name
-    }
+    order = {name: number for number, name in enumerate(trial.read_before(""))}
+    ratios = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
     read: list[str] = []
     for kind_of in _ALIKE:
         for reading in itertools.islice(_readings(ratios, kind_of, fixed, read), READINGS):
@@ -196,31 +184,42 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
                     return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    as_declared = " as in AXES" if fixed else ""
-    problem = f"exchanging its units{as_declared} changes the outputs, first those of {trial.shown(furthest)}"
-    return [Finding(width, problem=problem)]
+    problem = f"exchanging its units{' as in AXES' * bool(fixed)} changes the outputs, first those of "
+    return [Finding(width, problem=problem + trial.shown(furthest))]
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     """A finding for each width, so that no two cross on an axis; the surest choose first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
-        for finding in candidates[name]:
-            if _crossing([*chosen.values(), finding], shapes) is None:
-                chosen[name] = finding
-                break
+        crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
+        if "" in crossed:
+            chosen[name] = candidates[name][crossed.index("")]
         else:
-            crossed = _crossing([*chosen.values(), candidates[name][0]], shapes)
-            problem = f"its units cannot be separated from those of other widths in {crossed}"
+            problem = f"its units cannot be separated from those of other widths in {crossed[0]}"
             chosen[name] = Finding(candidates[name][0].width, problem=problem)
     return [chosen[name] for name in candidates]
 
 
-def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The first parameter on an axis of which widths cross."""
     for name, shape in shapes.items():
-        if any(_factors(length, _on(findings, (name, place))) is None for place, length in enumerate(shape)):
+        if None in (_axis(findings, (name, place), length) for place, length in enumerate(shape)):
             return name
-    return None
+    return ""
+
+
+def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
+    """An axis with its factors, outermost first; None where the widths cross."""
+    widths = [(finding.axes[place][1], finding.width) for finding in findings if place in finding.axes]
+    factors, left = [], length
+    for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
+        outer, odd = divmod(left, width.length * inner)
+        if odd or not outer:
+            return None
+        factors += [Factor(None, outer)] * (outer > 1) + [Factor(width.name)]
+        left = inner
+    return Axis((*factors, *[Factor(None, left)] * (left > 1 or not factors)))
 
 
 _ALIKE: tuple[Callable[[Place, int], object], ...] = (
@@ -254,25 +253,3 @@ def _readings(
                 return
 
     yield from completed()
-
-
-def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
-    widths = [(it.axes[place][1], it.width) for it in findings if it.proved and place in it.axes]
-    return sorted(widths, key=lambda pair: pair[0], reverse=True)
-
-
-def _factors(length: int, widths: Sequence[tuple[int, Width]]) -> list[str] | None:
-    """The factors of an axis, outermost first; None where the widths cross."""
-    factors, left = [], length
-    for inner, width in widths:
-        outer, odd = divmod(left, width.length * inner)
-        if odd or not outer:
-            return None
-        factors += [str(outer)] * (outer > 1) + [width.name]
-        left = inner
-    return factors + [str(left)] * (left > 1 or not factors)
-
-
-def _pattern(name: str, shape: tuple[int, ...], findings: Sequence[Finding]) -> Pattern:
-    axes = [_factors(length, _on(findings, (name, place))) for place, length in enumerate(shape)]
-    return Pattern.parse(" ".join(axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in axes))

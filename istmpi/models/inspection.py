@@ -13,10 +13,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
 from istmpi.models.inference import Inferred, infer, require_trainable
 from istmpi.models.leaf_proof import proved_leaves
-from istmpi.models.norms import Calibrated
+from istmpi.models.norms import Calibrated, built
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table

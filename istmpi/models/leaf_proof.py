@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
+from istmpi.models.norms import built
 from istmpi.models.trials import few, one_thread, seeded, shortly
 from istmpi.models.user import UserNetwork
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.models.table import EPSILON
-from istmpi.models.trials import hooked
+from istmpi.models.trials import hooked, seeded
+from istmpi.models.user import UserNetwork
 from istmpi.trees import call
 
 Moments = tuple[torch.Tensor, torch.Tensor]
@@ -73,6 +74,16 @@ def convert_batch_norms(network: nn.Module) -> None:
         elif isinstance(module, BATCH_NORMS) or (isinstance(module, INSTANCE_NORMS) and module.track_running_stats):
             module.__class__ = _calibrated(type(module))
             module.moments = module.num_batches_tracked = None
+
+
+def built(
+    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
+) -> nn.Module:
+    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
+    with seeded(seed), torch.device(device):
+        module = network.build(lengths)
+    convert_batch_norms(module)
+    return module
 
 
 def calibrate(

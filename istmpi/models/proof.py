@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
+from istmpi.models.norms import built
 from istmpi.models.scaling import storage_of, tensors_in
 from istmpi.models.trials import FEW, TOKENS, Watching, alike, hooked, random_values, running, seeded, shortly
 from istmpi.models.user import UserNetwork, Width

@@ -7,7 +7,7 @@ multiplied itself. The calls of others are found again by module, function, para
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf, log, prod
 from typing import Any
@@ -201,8 +201,30 @@ class Scaled(Calls):
         return func(*args, **kwargs)
 
 
+def input_multiplied(
+    factor: Callable[[], Any], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs:
+        return (inputs[0] * factor(), *inputs[1:]), named
+    return inputs, {**named, "input": named["input"] * factor()}
+
+
+def multiply_sums(
+    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
+) -> None:
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
+    plain = network.forward
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        calls, weights = factors()
+        with _multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
+            return plain(*inputs, **named)
+
+    network.forward = forward
+
+
 @contextmanager
-def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
+def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
     factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
     products: dict[int, torch.Tensor] = {}
     changed = []

@@ -16,7 +16,7 @@ from torch import nn
 
 from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
+from istmpi.models.norms import built
 from istmpi.models.recording import Recorder
 from istmpi.models.table import Blocks, Operator, inside, unit_of
 from istmpi.models.trials import few, one_thread, seeded

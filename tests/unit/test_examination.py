@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from istmpi.config import Run
+from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
@@ -178,7 +179,7 @@ def test_a_sum_outside_of_a_layer_is_found_and_scaled():
     by_hand = ready("Odd", what="by hand")
     by_hand.require_dealable(("hidden",))
     assert by_hand.table.folded == {"weight": ("hidden",)}
-    assert by_hand.weight_factor("weight", by_hand.lengths, {"hidden": 0.25}) == 0.25
+    assert by_hand.weight_factor("weight", {"hidden": 0.25}) == 0.25
 
 
 def test_a_single_number_and_computed_values_are_parameters_like_others():
@@ -259,6 +260,6 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
     assert described.parameters == convolutional.parameters
     with pytest.raises(ConfigError, match="give its code, --model FILE.py:Class"):
         described.build(described.lengths)
-    assert described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)).has_its_source
+    assert not changed_source(described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)))
     with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):
         described.with_code(own("Convolutional", (2, 8, 8), channels=[6, 4], hidden=9))

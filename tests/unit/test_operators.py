@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi.models.architecture import built
 from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
+from istmpi.models.norms import built
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
 
@@ -224,7 +224,7 @@ def test_the_residual_streams_of_networks(name, expected):
 
 def test_what_is_no_product_of_widths_is_told_as_in_the_full_network():
     own, inferred, found = known("Added")
-    assert inferred.groups == ("wide", "hidden") and found.inexact == ("",)
+    assert [*inferred.lengths] == ["wide", "hidden"] and found.inexact == ("",)
     assert [str(of.shape) for of in found.operators if not of.parameter] == ["10 20 10", "10 10 6"]
     assert predicted(found.operators, inferred.widths) == counted(own, inferred.widths)
 

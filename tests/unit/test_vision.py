@@ -10,9 +10,10 @@ from istmpi.cost.survey import resized
 from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.models import architecture
-from istmpi.models.architecture import Architecture, built
+from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
+from istmpi.models.norms import built
 from istmpi.models.table import flops
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
