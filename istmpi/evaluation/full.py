@@ -6,8 +6,8 @@ gathered. `istmpi.cost.evaluation` says which are sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, averaged, calibrating, moments_of
+from istmpi.models.trials import seeded
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class FullNetwork:
         if self._own:
             self._own.moments.clear()
         try:
-            with _same_random_numbers(), torch.no_grad(), calibrating(layers, self._moments_of):
+            with seeded(), torch.no_grad(), calibrating(layers, self._moments_of):
                 run()
         finally:
             self._calibrating = False
@@ -115,7 +116,7 @@ class FullNetwork:
 
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
-        with _same_random_numbers() if self.same_examples else nullcontext():
+        with seeded() if self.same_examples else nullcontext():
             return call(self._network, inputs)
 
     @property
@@ -162,7 +163,8 @@ class FullNetwork:
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
         for path, leaf in leaves_of(self._network, sharded).items():
             if path == self._spread:
-                leaf.replace(self._head(exchange.forward_of(leaf, spread=True)))
+                rows = exchange.rows_of(leaf)
+                leaf.replace(lambda x, rows=rows: x.new_empty(len(x), 0) if self._calibrating else rows(x))
             else:
                 leaf.replace(exchange.forward_of(leaf))
         if self._own:
@@ -170,13 +172,3 @@ class FullNetwork:
             layers = architecture.batch_norm_layers(self._network).items()
             over_ranks = {name: self._own.moments_of(name, layer, dtype) for name, layer in layers}
             self._moments_of = lambda x, name, each: over_ranks[name](x)
-
-    def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: x.new_empty(len(x), 0) if self._calibrating else forward(x)
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        yield
