@@ -174,7 +174,7 @@ def begin_with(
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
     """Bring a store's rows of these parameters to the values that the constructor makes; each rank makes them all."""
-    values = network.constructed(seed) if names else {}
+    values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
         store.tensors[name].copy_(values[name][rows.start : rows.stop])

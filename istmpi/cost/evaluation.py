@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
-from istmpi.cost.whole_graph import whole_graph_bytes
+from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
 
@@ -100,7 +100,7 @@ def evaluation_plan(
     """
     parameters = architecture.parameters.items()
     sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
-    if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
+    if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
     if architecture.stages:

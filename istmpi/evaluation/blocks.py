@@ -66,7 +66,6 @@ class SharedBlocks:
 
     labels = None
     same_examples = True
-    shares_examples = False
 
     def __init__(self, architecture: Architecture, store: ParameterStore, communicator: Communicator, deal: Partition):
         self._store, self._communicator, self.deal = store, communicator, deal

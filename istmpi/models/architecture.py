@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.table import AGGREGATION, ResidualBlock, Table, Use
+from istmpi.models.table import ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ class Architecture:
         self.default_groups = table.dealt
 
     @property
-    def unitwise(self) -> bool:
-        """The network is a graph's, and `istmpi.evaluation.spread_units` knows all of it."""
-        return any(operator.kind == AGGREGATION for operator in self.operators)
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, self._dtype)
 
     @property
     def code(self) -> UserNetwork:
@@ -80,15 +81,6 @@ class Architecture:
         self.code.given.add(name)
 
     @property
-    def frozen_digest(self) -> float:
-        """A number that tells frozen parameters apart, on all machines the same but for rounding; 0 without any."""
-        total = 0.0
-        for number, name in enumerate(sorted(self.frozen), 1):
-            flat = self.frozen[name].reshape(-1)
-            total += number * float(flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum())
-        return total
-
-    @property
     def example_shape(self) -> tuple[int, ...]:
         return self.code.inputs
 
@@ -97,12 +89,12 @@ class Architecture:
         if self.stages:
             return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
-        return f"with {widths}" if widths else "with no width that can be dealt out"
+        return f"with {widths or 'no width that can be dealt out'}"
 
     @property
     def summed(self) -> set[str]:
-        uses = (use.groups for use in self.uses)
-        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
+        sums = *self.sums.values(), *self.table.folded.values(), *(use.groups for use in self.uses)
+        return {*self.blocks, *chain.from_iterable(sums)}
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         """The factor of a sum over units of these groups (not of a bias) at the given lengths.
@@ -136,8 +128,6 @@ class Architecture:
         Its products, and what blocks add, are multiplied by their `factor` where ``scale`` is given. Where
         ``blocks[3]`` has the length 0, that block is the identity.
         """
-        import torch
-
         from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
 
@@ -148,7 +138,7 @@ class Architecture:
             for parameter in module.parameters():
                 parameter.data = parameter.data.new_empty(0)
             put(network, block.path, Absent(module, block.outputs))
-        network.to(getattr(torch, self._dtype))
+        network.to(self.dtype)
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -176,23 +166,16 @@ class Architecture:
 
     def plain(self, seed: int = 0) -> nn.Module:
         """The network as its class makes it, with PyTorch's own batch normalisations."""
-        import torch
-
         from istmpi.models.trials import seeded
 
         with seeded(seed):
-            return self.code.build().to(getattr(torch, self._dtype))
-
-    def constructed(self, seed: int) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach() for name, parameter in self.plain(seed).named_parameters()}
+            return self.code.build().to(self.dtype)
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
         from istmpi.models.norms import Calibrated
 
-        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
-        if not self.stages:
-            return layers
-        return {name.partition(".")[0]: layer for name, layer in layers.items()}
+        layers = ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Calibrated))
+        return {name.partition(".")[0] if self.stages else name: layer for name, layer in layers}
 
     def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
         units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
@@ -224,8 +207,8 @@ class Architecture:
         calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
         weights = factors(self._there(self.table.folded, lengths))
         if calls or weights:
-            asked = calls, weights
-            multiply_sums(network, lambda: tuple({key: factor(its) for key, its in each.items()} for each in asked))
+            both = calls, weights
+            multiply_sums(network, lambda: tuple({key: factor(its) for key, its in each.items()} for each in both))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
         """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
@@ -238,15 +221,13 @@ class Architecture:
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
-        others = [name for name in self.default_groups if name not in groups]
+        cure = "Use another method, such as --method local-sgd"
         if not groups:
-            problems = self.table.undealt | {
-                group: f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
-                for place, several in self.table.unscaled.items()
-                for group in several
-            }
+            problems = dict(self.table.undealt)
+            for place, several in self.table.unscaled.items():
+                problem = f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
+                problems |= dict.fromkeys(several, problem)
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            cure = "Use another method, such as --method local-sgd"
             if not reasons:
                 reasons = "its constructor has no integers"
                 cure += (
@@ -254,7 +235,8 @@ class Architecture:
                     "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
                 )
             raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
-        cure = "Leave it out of method.partition" if others else "Use another method, such as --method local-sgd"
+        if not {*self.default_groups}.issubset(groups):
+            cure = "Leave it out of method.partition"
         for name in groups:
             if name in self.table.undealt:
                 raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
@@ -269,16 +251,13 @@ class Architecture:
         """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
-        import torch
-
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
-            epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
-            there = self._there(self.batch_norms, lengths)
-            if epsilons != {name: norm.epsilon for name, norm in there.items()}:
+            layers, there = self.batch_norm_layers(network), self._there(self.batch_norms, lengths)
+            if {name: layer.eps for name, layer in layers.items()} != {name: it.epsilon for name, it in there.items()}:
                 raise ConfigError(f"{self.code.name}: its batch normalisations have changed since its inspection.")
             if tried:
-                self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
+                self.code.forward(network, *self.code.examples(2, self.dtype))
         except ConfigError as error:
             if lengths == self.lengths:
                 raise
@@ -313,12 +292,11 @@ class Architecture:
 
         def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             bound, centre = self.parameters[name].bound, self.parameters[name].centre
-            values = torch.empty(shape, dtype=getattr(torch, self._dtype))
-            return values.uniform_(centre - bound, centre + bound, generator=generator)
+            return torch.empty(shape, dtype=self.dtype).uniform_(centre - bound, centre + bound, generator=generator)
 
         network = self.without_values({})
         leaves = leaves_of(network, self.leaves)
-        for name, parameter in prepare(network, {name for names in self.leaves.values() for name in names}).items():
+        for name, parameter in prepare(network, {*chain.from_iterable(self.leaves.values())}).items():
             parameter.data = make(name, self.parameters[name].pattern.shape(self.lengths))
         for leaf in leaves.values():
             leaf.replace(leaf.block_by_block(make))

@@ -6,7 +6,7 @@ It is written down (`istmpi.models.tables`) or found (`istmpi.models.inspection`
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from math import prod
@@ -173,9 +173,20 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
-        scaled = [group for group in self.groups if not any(group in names for names in self.unscaled.values())]
-        return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)
+        """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
+
+        Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
+        blocks only where there is nothing else.
+        """
+        groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
+        if chosen := tuple(group for group in groups if group in self.preferred):
+            return chosen
+        widths = tuple(group for group in groups if group not in self.blocks) or groups
+        open_to = tuple(group for group in widths if group not in self.residual) or widths
+        inside = set()
+        for axis in (axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes):
+            inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
+        return tuple(group for group in open_to if group not in inside) or open_to
 
     def tree(self) -> dict[str, Any]:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -209,28 +220,6 @@ class Table:
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
     return sum(sum(operator.flops(lengths)) for operator in operators)
-
-
-def dealt_by_default(
-    patterns: Iterable[Pattern],
-    groups: Collection[str],
-    residual: Mapping[str, str],
-    preferred: Collection[str] = (),
-    blocks: Collection[str] = (),
-) -> tuple[str, ...]:
-    """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
-
-    Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
-    ``blocks`` only where there is nothing else.
-    """
-    if chosen := tuple(group for group in groups if group in preferred):
-        return chosen
-    widths = tuple(group for group in groups if group not in blocks) or tuple(groups)
-    open_to = tuple(group for group in widths if group not in residual) or widths
-    inside = set()
-    for axis in (axis for pattern in patterns for axis in pattern.axes):
-        inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
-    return tuple(group for group in open_to if group not in inside) or open_to
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:

@@ -186,7 +186,7 @@ def test_a_single_number_and_computed_values_are_parameters_like_others():
     assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
     computed = ready("Odd", what="computed")
     assert computed.table.computed == ("scale",)
-    torch.testing.assert_close(computed.constructed(3)["scale"], torch.linspace(1, 2, 7))
+    torch.testing.assert_close(computed.plain(3).scale.detach(), torch.linspace(1, 2, 7))
 
 
 def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():
