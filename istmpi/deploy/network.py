@@ -81,11 +81,10 @@ class CalibratedNetwork:
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in outputs_of(returned):
-            if not outputs.isfinite().all():
-                odd = outputs[~outputs.isfinite()][0].item()
+            if len(odd := outputs[~outputs.isfinite()]):
                 raise DataError(
-                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another "
-                    f"network, or other examples."
+                    f"{self._path}: the outputs of its network are not finite ({odd[0].item()}). Give another "
+                    "network, or other examples."
                 )
 
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:

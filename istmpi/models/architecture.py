@@ -39,13 +39,12 @@ class Architecture:
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
         lengths = {**table.fixed, **table.groups}
         self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
-        self.groups = tuple(table.groups)
+        self.groups, self.uses = tuple(table.groups), table.uses or ()
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
         }
         self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
-        self.uses = table.uses or ()
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
         self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
@@ -213,8 +212,7 @@ class Architecture:
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
         """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
         uses = self._keys_of_uses(self.lengths).items()
-        factors = {key: self.factor(use.groups, self.lengths, scale) for key, use in uses}
-        return {key: factor for key, factor in factors.items() if factor != 1}
+        return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
 
     def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
@@ -271,13 +269,11 @@ class Architecture:
             return None
         from istmpi.models.trials import seeded
 
-        network = self._trial()
         with seeded():
-            outputs = self.code.forward(network, *inputs)
-        if not outputs.isfinite().all():
-            odd = outputs[~outputs.isfinite()][0].item()
+            outputs = self.code.forward(self._trial(), *inputs)
+        if len(odd := outputs[~outputs.isfinite()]):
             raise ConfigError(
-                f"{self.name}: its forward gives {odd} for the first training examples with initial weights. "
+                f"{self.name}: its forward gives {odd[0].item()} for the first training examples with initial weights. "
                 "Look for a logarithm, a root or a quotient that these examples do not allow."
             )
         return outputs

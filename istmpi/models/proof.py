@@ -8,6 +8,7 @@ normalisation, or a scale by their number.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,15 +27,10 @@ DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 PERMUTATIONS = 2
-RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "normal",
-    "normal_functional",
-    "uniform",
-}
+RANDOM = frozenset(
+    ("bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+    + ("rand", "rand_like", "randn", "randn_like", "normal", "normal_functional", "uniform")
+)
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
@@ -48,8 +44,7 @@ class Trial:
     """A small network, with random values, on which readings of a width are tried."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
-        self._network = network
-        self._width = width
+        self._network, self._width = network, width
         self._x, self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
         drawn = random_values(self._built, generator)
@@ -59,7 +54,7 @@ class Trial:
         self._reads, self._before = _Reads(self._values), {}
         with self._reads:
             self._expected = self._run(self._values, self._outputs_of)
-        self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
+        self._matters = cache(self._matters)
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
         if not alike(self._run(self._values), self._expected):
@@ -153,17 +148,12 @@ class Trial:
         return "any parameter: they do not depend on it"
 
     def _matters(self, place: Place, order: tuple[int, int]) -> bool:
-        if (place, order) not in self._mattering:
-            outputs = self._run(self._permuted({place: order}, self._permutations[0]))
-            self._mattering[place, order] = not alike(outputs, self._expected)
-        return self._mattering[place, order]
+        return not alike(self._run(self._permuted({place: order}, self._permutations[0])), self._expected)
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
         values = dict(self._values)
         for name, place in reading:
-            values[name] = values[name] * torch.linspace(1, 2, values[name].shape[place]).double().view(
-                [-1 if axis == place else 1 for axis in range(values[name].ndim)]
-            )
+            values[name] = _times(values[name], torch.linspace(1, 2, values[name].shape[place]).double(), place)
         return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
@@ -176,8 +166,7 @@ class Trial:
         for (name, place), (outer, inner) in reading.items():
             positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
             values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
-            shape = [-1 if axis == place else 1 for axis in range(values[name].ndim)]
-            silent[name] = silent[name] * positions.view(shape)
+            silent[name] = _times(silent[name], positions, place)
         if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
             return True
         for name, parameter in narrow.named_parameters():
@@ -231,17 +220,16 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         if all(alike(outputs.double(), others.double()) for outputs, others in pairs):
             return {}
     x, expected = running(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
-    problems = {}
-    for training, where in ((False, f"with {_listed(network, readings)}"), (True, "in training")):
+    problems, widths = {}, ", ".join(f"{name} = {network.widths[name].length}" for name in readings)
+    for training, where in ((False, f"with {widths}"), (True, "in training")):
         left = {name: reading for name, reading in readings.items() if name not in problems}
         expected = run(x, {}, True) if training else expected
         if alike(run(x, left, training), expected):
             continue
         for name, reading in left.items():
             if not alike(run(x, {name: reading}, training), expected):
-                problems[name] = (
-                    f"exchanging its units changes the outputs {where}, although not those of a small network"
-                )
+                problem = f"exchanging its units changes the outputs {where}, although not those of a small network"
+                problems[name] = problem
     return problems
 
 
@@ -278,8 +266,8 @@ def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
     return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
 
 
-def _listed(network: UserNetwork, names: Iterable[str]) -> str:
-    return ", ".join(f"{name} = {network.widths[name].length}" for name in names)
+def _times(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:
+    return values * factors.view([-1 if place == axis else 1 for place in range(values.ndim)])
 
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
