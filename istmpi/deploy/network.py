@@ -22,7 +22,7 @@ from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import calibration_rows, sampled_of
 from istmpi.exits import outputs_of
 from istmpi.models.leaves import prepare
-from istmpi.models.norms import calibrate, moments_of
+from istmpi.models.norms import calibrate
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CalibratedNetwork:
                 header.run, len(data.train), sampled_of(header.run, checkpoint.architecture, data, header.ranks)
             )
             batch = data.reshaped(architecture.example_shape).train.batch(rows)
-            calibrate(self.module, norms, batch.to("cpu", self._dtype).inputs, moments_of)
+            calibrate(self.module, norms, batch.to("cpu", self._dtype).inputs)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

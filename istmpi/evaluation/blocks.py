@@ -22,7 +22,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
-from istmpi.models.norms import Calibrated, Moments, calibrate, moments_of
+from istmpi.models.norms import Calibrated, Moments, calibrate
 from istmpi.trees import call, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class SharedBlocks:
         layers = self.module.layers
         for layer in layers.values():
             layer.moments = None
-        calibrate(self.module, layers, inputs, moments_of)
+        calibrate(self.module, layers, inputs)
         for moments in self._communicator.allgather({name: layer.moments for name, layer in layers.items()}):
             self.moments |= moments
 

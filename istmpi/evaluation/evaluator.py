@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import log
 from typing import TYPE_CHECKING
@@ -84,7 +85,6 @@ class Evaluator:
             passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
         else:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
-        self._ranking: Ranking | None = None
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
         self.network: FullNetwork | SharedBlocks = FullNetwork(
@@ -153,9 +153,8 @@ class Evaluator:
         loss, examples, *points = self._sum_over(split, rows, shape, totals_of).tolist()
         means = [each / examples for each in points]
         scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
-        bits = None
-        if self._dataset.bytes_per_token:
-            bits = loss / examples / log(2) / self._dataset.bytes_per_token
+        of_token = self._dataset.bytes_per_token
+        bits = loss / examples / log(2) / of_token if of_token else None
         more = self._task.more(self._dataset.outputs, *means[-numbers:])
         exits = scores if len(scores) > 1 else None
         return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
@@ -167,12 +166,11 @@ class Evaluator:
         return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split, rows: np.ndarray) -> Score:
-        ranking, labels = self._ranking or self._make_ranking(), self.network.labels
+        ranking, labels = self._ranking, self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            part = Parts.of(
-                outputs_of(outputs)[-1], 0 if labels is None else labels.start, batch.targets, self._task.kind
-            )
+            first = 0 if labels is None else labels.start
+            part = Parts.of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)
             if labels is None:
                 return ranking.sums([part], batch.targets)
             numbers, ranks = part.numbers, self._communicator.size
@@ -184,13 +182,13 @@ class Evaluator:
         score = scores.pop(self._task.score)
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores, form=self.form)
 
-    def _make_ranking(self) -> Ranking:
+    @cached_property
+    def _ranking(self) -> Ranking:
         train = self._dataset.train
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:
             counts = self._communicator.allreduce_sum(counts)
-        self._ranking = Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
-        return self._ranking
+        return Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
 
     def _sum_over(
         self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]

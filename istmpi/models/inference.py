@@ -83,17 +83,17 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
             name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
             for name, width in network.widths.items()
         }
-        found = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
-        problems = misread(network, {name: finding.axes for name, finding in found.items() if finding.proved})
-        found |= {name: Finding(network.widths[name], problem=problem) for name, problem in problems.items()}
-        lengths = {name: finding.width.length for name, finding in found.items() if finding.proved}
-        for name, finding in found.items():
+        by_name = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
+        problems = misread(network, {name: finding.axes for name, finding in by_name.items() if finding.proved})
+        by_name |= {name: Finding(network.widths[name], problem=problem) for name, problem in problems.items()}
+        lengths = {name: finding.width.length for name, finding in by_name.items() if finding.proved}
+        for name, finding in by_name.items():
             if finding.problem == COUNTS:
                 blocks, problem = residual_blocks(network, finding.width, lengths, full)
-                found[name] = Finding(finding.width, problem=problem, blocks=blocks)
-    inferred = Inferred({}, tuple(found.values()))
+                by_name[name] = Finding(finding.width, problem=problem, blocks=blocks)
+    inferred = Inferred({}, tuple(by_name.values()))
     axes = {
-        name: Pattern(tuple(_axis(found.values(), (name, place), length) for place, length in enumerate(shape)))
+        name: Pattern(tuple(_axis(by_name.values(), (name, place), length) for place, length in enumerate(shape)))
         for name, shape in shapes.items()
     }
     patterns = {name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()}

@@ -86,12 +86,7 @@ def built(
     return module
 
 
-def calibrate(
-    network: nn.Module,
-    layers: Mapping[str, Calibrated],
-    inputs: tuple[Any, ...],
-    moments_of: Callable[[torch.Tensor, str, bool], Moments],
-) -> None:
+def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tuple[Any, ...]) -> None:
     with torch.no_grad(), calibrating(layers, moments_of):
         call(network, inputs)
 

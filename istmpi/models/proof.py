@@ -8,7 +8,7 @@ normalisation, or a scale by their number.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.norms import built
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, TOKENS, Watching, alike, hooked, random_values, running, seeded, shortly
+from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, running, seeded, shortly
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -74,16 +74,11 @@ class Trial:
         numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)
         few = {name: min(UNITS[0], self._network.widths[name].length) for name in apart}
-        tries = itertools.product((torch.float64, torch.get_default_dtype()), (True, False), (few, {}), numbers)
         problem = "a network with fewer of its units has parameters of other shapes"
-        for dtype, short, others, units in tries:
-            if short and not self._network.tokens:
-                continue
-            examples = self._network.examples(EXAMPLES, dtype)
-            x = (examples[0][:, :TOKENS],) if short else examples
+        for others, units in itertools.product((few, {}), numbers):
             try:
-                built = self._network.build({**others, width.name: units}).to(dtype).eval()
-                self._network.forward(built, *x)
+                built = self._network.build({**others, width.name: units})
+                x, _ = running(self._network, built, EXAMPLES, partial(self._network.forward, built))
             except ConfigError as error:
                 problem = str(error)
                 continue

@@ -85,7 +85,7 @@ class Recorder(Watching):
         self._known, self._modules = Provenance(), [""]
         self._calls = Calls(network, self._modules)
         self._alive: list[torch.Tensor] = []
-        """All tensors, or others might take their place in memory and be mistaken for them."""
+        """The tensors that were made, or others might take their place in memory and be mistaken for them."""
         # By storage; sets of products are the bits of a number.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}

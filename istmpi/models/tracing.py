@@ -34,7 +34,7 @@ class Family:
     lengths: Mapping[str, int]
     base: Recorder
     doubled: Mapping[str, Recorder | None]
-    """In training "" has the examples doubled."""
+    """The records by the width that is doubled; in training "" has the examples doubled."""
 
     @property
     def complete(self) -> bool:
