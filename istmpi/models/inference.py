@@ -14,8 +14,7 @@ from functools import partial
 import torch
 
 from istmpi.engine.axes import Axis, Factor, Pattern
-from istmpi.errors import ConfigError
-from istmpi.models.declared import declared
+from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
@@ -77,7 +76,7 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     shortly(network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
-    fixed = declared(network, shapes, moving)
+    fixed = _declared(network, shapes, moving)
     with one_thread():
         candidates = {
             name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
@@ -146,6 +145,51 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
                 return f"an axis of {name} has {length} positions, and {longer} when it doubles"
             ratios[name, place] = length // width.length
     return ratios or "no parameter's shape depends on it"
+
+
+def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
+    """The readings ``AXES = {parameter: pattern}`` that a class declares for shapes that doubling leaves ambiguous.
+
+    They are tried in place of all others, and proved like them. ConfigError for axes that are not the network's.
+    """
+    readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
+    lengths = {name: network.widths[name].length for name in moving}
+    axes = getattr(network.kind, "AXES", {})
+    if not isinstance(axes, Mapping):
+        raise ConfigError(f"{network.name}: AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
+    for name, text in axes.items():
+        subject = f"{network.name}: AXES of {name}: "
+        if name not in shapes:
+            others = did_you_mean(name, shapes)
+            raise ConfigError(f"{network.name}: AXES names {name!r}, which is not a parameter{others}")
+        if not isinstance(text, str):
+            raise ConfigError(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
+        try:
+            pattern = Pattern.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{subject}{error}") from None
+        for unknown in sorted(pattern.names - lengths.keys()):
+            others = did_you_mean(unknown, lengths)
+            raise ConfigError(f"{subject}{unknown} is not a width that a parameter's shape depends on{others}")
+        if (given := pattern.shape(lengths)) != shapes[name] or "[" in text:
+            raise ConfigError(
+                f"{network.name}: AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
+            )
+        for place, axis in enumerate(pattern.axes):
+            positions = axis.length(lengths)
+            for factor in axis.factors:
+                positions //= factor.length(lengths)
+                if factor.name:
+                    ratio = axis.length(lengths) // lengths[factor.name]
+                    readings[factor.name][name, place] = ratio // positions, positions
+            if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
+                width = min(others)
+                verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
+                raise ConfigError(
+                    f"{network.name}: AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
+                    f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
+                )
+    return readings
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:

@@ -5,7 +5,9 @@ The network is built twice in its full size, with different random numbers, and 
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,13 +16,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.inference import Inferred, infer, require_trainable
-from istmpi.models.leaf_proof import proved_leaves
+from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.norms import Calibrated, built
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
-from istmpi.models.tracing import followed, trace
-from istmpi.models.trials import hooked
+from istmpi.models.tracing import EXAMPLES, followed, trace
+from istmpi.models.trials import few, hooked, one_thread, seeded, shortly
 from istmpi.models.user import UserNetwork
 from istmpi.models.uses import sums_of
 
@@ -28,6 +30,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight."""
 
+Leaves = dict[str, tuple[str, ...]]
 Contents = Mapping[str, tuple[int, float | None]]
 """The checksum of every tensor, and the value that all of its elements have, if they do."""
 
@@ -45,8 +48,9 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     del again  # there need not be memory for both
     module = built(network, seed=0)
     first = _contents(_tensors(module))
-    watched = _watch(network, module)
-    trained, stochastic = _trained(network, module, watched.exits)
+    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
+    evaluated, bare, exits, head = _evaluated(network, module, norms)
+    trained, stochastic = _trained(network, module, exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise ConfigError(
@@ -54,8 +58,8 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
     traced = trace(network, inferred.widths, inferred.blocks, trained)
-    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
-    scaled = sums_of(network, inferred.widths, watched.recorder, sums)
+    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in bare}
+    scaled = sums_of(network, inferred.widths, evaluated, sums)
     parameters = {}
     for name, _ in module.named_parameters():
         bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
@@ -71,8 +75,8 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
         parameters=parameters,
         computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
-        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
-        sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
+        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()},
+        sums={name: groups for name, groups in sums.items() if groups and bare[name]},
         uses=scaled.uses,
         folded=folded,
         unscaled=scaled.unscaled,
@@ -84,22 +88,10 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         preferred=network.preferred,
         blocks=blocks,
         leaves=leaves,
-        exits=watched.exits,
-        head=watched.head if watched.head in leaves else "",
+        exits=exits,
+        head=head if head in leaves else "",
     )
     return table, inferred
-
-
-@dataclass(frozen=True)
-class _Watched:
-    norms: Mapping[str, Calibrated]
-    called: frozenset[str]
-    bare: frozenset[str]
-    """The called products whose output goes not only straight into a batch normalisation."""
-    recorder: Recorder
-    exits: int
-    head: str
-    """The product that made the output as it stands."""
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -117,9 +109,14 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
     return contents
 
 
-def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
-    """Watch a forward pass in evaluation; refuses batch normalisations that it does not call."""
-    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
+def _evaluated(
+    network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
+) -> tuple[Recorder, dict[str, bool], int, str]:
+    """A record of a forward pass in evaluation; refuses batch normalisations that it does not call.
+
+    Returns as well the products that are called, False where their outputs go straight into a batch normalisation
+    alone; the number of outputs; and the product that made the last output as it stands.
+    """
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: dict[int, str] = {}
@@ -150,17 +147,14 @@ def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
                 f"{network.name}: its batch normalisation {name} is not called in a forward pass, so its "
                 "moments cannot be calibrated. Remove it from the constructor."
             )
-    # A layer's own call reads its output as well where it writes into it.
-    elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
-    bare = frozenset(
-        name
-        for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
+    bare: dict[str, bool] = {}
+    for number, (name, output, _) in enumerate(outputs):
+        # A layer's own call reads its output as well where it writes into it.
+        elsewhere = recorder.readers.get(storage_of(output), set()) - {*norms, name}
         # The moments of several calls are averaged: of inputs that differ in scale some would count for more.
-        if others or calls.get(normalised.get(number)) != 1
-    )
+        bare[name] = bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
-    exits = network.exits_of(returned)
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
+    return recorder, bare, network.exits_of(returned), head
 
 
 def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
@@ -245,3 +239,58 @@ def _initial(
         return fan**-0.5, 0.0
     values = parameter.detach().double()
     return float(3**0.5 * values.std(correction=0)), float(values.mean())
+
+
+def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
+    """The layers, with the names of their parameters, that compute alike wherever their rows lie.
+
+    It is tried on a small network. Each leaf has its weight only while it is called itself, and the outputs must be, to
+    the last bit, those of the network as its constructor makes it. Layers of a weight that is read elsewhere are none.
+    """
+    for tried in (few(lengths), lengths):
+        with suppress(ConfigError), one_thread():
+            module = full if full and tried == lengths else built(network, tried)
+            return _proved_leaves(network, tried, module.eval())
+    return {}
+
+
+def _proved_leaves(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module) -> Leaves:
+    leaves, generator = candidates(real), torch.Generator().manual_seed(0)
+    values = {}
+    for name, parameter in real.named_parameters():
+        parameter.data = values[name] = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
+    with seeded():
+        examples = network.examples(EXAMPLES, torch.get_default_dtype())
+        x, expected = shortly(network, examples, partial(network.forward, real))
+    while leaves:
+        outputs, read = _with_leaves(network, lengths, values, leaves, x)
+        if not read:
+            same = outputs is not None and torch.equal(outputs.nan_to_num(), expected.nan_to_num())
+            return leaves if same else {}
+        leaves = {path: names for path, names in leaves.items() if read.isdisjoint(names)}
+    return {}
+
+
+def _with_leaves(
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    values: Mapping[str, torch.Tensor],
+    leaves: Leaves,
+    x: tuple[torch.Tensor, ...],
+) -> tuple[torch.Tensor | None, set[str]]:
+    """The outputs, None where it fails; and the parameters that were read elsewhere."""
+    outputs = None
+    try:
+        with without_values():
+            module = built(network, lengths).eval()
+        elsewhere = {name for names in leaves.values() for name in names}
+        for name, parameter in prepare(module, elsewhere).items():
+            parameter.data = values[name]
+        for leaf in leaves_of(module, leaves).values():
+            leaf.replace(partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()}))
+    except Exception:  # a constructor of somebody else's, with parameters that it did not expect
+        return None, set()
+    with suppress(ConfigError), seeded():
+        outputs = network.forward(module, *x)
+    parameters = (parameter for part in module.modules() for parameter in part._parameters.values())
+    return outputs, {parameter.name for parameter in parameters if isinstance(parameter, Elsewhere) and parameter.read}

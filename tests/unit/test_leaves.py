@@ -13,8 +13,7 @@ from istmpi.models import leaves, mlp_network
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
-from istmpi.models.inspection import inspect
-from istmpi.models.leaf_proof import proved_leaves
+from istmpi.models.inspection import inspect, proved_leaves
 from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
 
 FILE = networks.__file__
