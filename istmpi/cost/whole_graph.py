@@ -21,12 +21,11 @@ def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
     nodes = architecture.nodes[1]
     if not nodes:
         return 0
-    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     products = [operator.parameter for operator in architecture.operators if operator.parameter]
     made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
     copies = 1 + max(made.values())
     if not unitwise(architecture):
-        return itemsize * nodes * copies * widest
-    return itemsize * (-(-nodes * copies * widest // ranks) + gathered)
+        return architecture.itemsize * nodes * copies * widest
+    return architecture.itemsize * (-(-nodes * copies * widest // ranks) + gathered)

@@ -11,7 +11,7 @@ from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.table import ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
@@ -37,7 +37,7 @@ class Architecture:
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
-        lengths = {**table.fixed, **table.groups}
+        self.itemsize, lengths = ITEMSIZE[dtype], {**table.fixed, **table.groups}
         self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
         self.groups, self.uses = tuple(table.groups), table.uses or ()
         self.parameters = {
