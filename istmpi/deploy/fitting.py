@@ -97,7 +97,6 @@ def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, m
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     """Refuse data of another kind than the network was trained on."""
     trained = checkpoint.header.data
-    wrong = ""
     if not same_form(data.shape, trained.shape):
         shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))
         wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
@@ -123,8 +122,7 @@ def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
         ("feature", normalisation and normalisation.offset, data.offset),
         ("output", checkpoint.target_offset, data.target_offset),
     ):
-        if trained is not None:
-            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
-            if len(rounded):
-                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
+        rounded = () if trained is None else np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+        if len(rounded):
+            return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
     return ""
