@@ -57,7 +57,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
                 f"{network.name}: its buffer {name} has random values, which would differ between ranks "
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
-    traced = trace(network, inferred.widths, inferred.blocks, trained)
+    computation = trace(network, inferred.widths, inferred.blocks, trained)
     sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in bare}
     scaled = sums_of(network, inferred.widths, evaluated, sums)
     parameters = {}
@@ -81,10 +81,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         folded=folded,
         unscaled=scaled.unscaled,
         stochastic=stochastic,
-        operators=traced.operators,
-        normalised=tuple(map(str, traced.normalised)),
-        residual=traced.residual,
-        inexact=traced.inexact,
+        **computation,
         preferred=network.preferred,
         blocks=blocks,
         leaves=leaves,

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,19 +88,13 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
     return str(Axis((*first, *map(Factor, names))))
 
 
-@dataclass(frozen=True)
-class Traced:
-    operators: tuple[Operator, ...]
-    """The products, in the order in which they are first called."""
-    normalised: tuple[Pattern, ...]
-    inexact: tuple[str, ...]
-    residual: Mapping[str, str]
-
-
 def trace(
     network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
-) -> Traced:
-    """The computation of a network, in terms of these widths and blocks; ConfigError where it cannot be run."""
+) -> dict[str, Any]:
+    """The operators of a network, with what else its `Table` says of them, in terms of these widths and blocks.
+
+    ConfigError where it cannot be run.
+    """
     full = full or followed(network, built(network), True)[0]
     family = Family.of(network, lengths, full)
     operators: Counter[Operator] = Counter()
@@ -124,8 +119,12 @@ def trace(
         first, second = (full.products[place].module or full.products[place].parameter for place in pair)
         for name in sorted(made[pair[0]] & made[pair[1]]):
             residual.setdefault(name, f"{first} and {second}")
-    merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
-    return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)), residual)
+    return {
+        "operators": tuple(replace(operator, calls=calls) for operator, calls in operators.items()),
+        "normalised": tuple(map(str, normalised)),
+        "inexact": tuple(dict.fromkeys(inexact)),
+        "residual": residual,
+    }
 
 
 def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:

@@ -100,7 +100,7 @@ def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, s
             module = user_network(name, IMAGENET, 1000, settings | part).build().train()
             module(torch.empty(4, *IMAGENET)).square().mean().backward()
         held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
-        per_example = sum(sum(operator.flops(held)) for operator in traced.operators)
+        per_example = sum(sum(operator.flops(held)) for operator in traced["operators"])
         assert 4 * per_example == counter.get_total_flops(), ranks
 
 
