@@ -92,7 +92,7 @@ class Recorder(Watching):
         self._weights: dict[int, frozenset[int]] = {}
         self._inputs_behind: dict[int, int] = {}
         self._constant = 0
-        self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
+        self._classes = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
 
@@ -153,7 +153,7 @@ class Recorder(Watching):
 
     @property
     def _module(self) -> tuple[str, str]:
-        return self._modules[-1], self._kinds[self._modules[-1]]
+        return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
