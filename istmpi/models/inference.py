@@ -105,8 +105,8 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         raise ConfigError(f"{network.name} has no parameters to train.")
     for name, values in {**parameters, **buffers}.items():
         if values.is_meta:
-            raise ConfigError(
-                f"{network.name}: its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
+            raise network.refused(
+                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
                 "meta, which has no values. Create it without a device."
             )
     for name, parameter in parameters.items():
@@ -118,7 +118,7 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         elif "/" in name:
             problem = "has a / in its name, which checkpoints need. Rename it"
         if problem:
-            raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
+            raise network.refused(f"its parameter {name} {problem}.")
 
 
 def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
@@ -156,24 +156,24 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
     if not isinstance(axes, Mapping):
-        raise ConfigError(f"{network.name}: AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
+        raise network.refused(f"AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
     for name, text in axes.items():
-        subject = f"{network.name}: AXES of {name}: "
+        subject = f"AXES of {name}: "
         if name not in shapes:
             others = did_you_mean(name, shapes)
-            raise ConfigError(f"{network.name}: AXES names {name!r}, which is not a parameter{others}")
+            raise network.refused(f"AXES names {name!r}, which is not a parameter{others}")
         if not isinstance(text, str):
-            raise ConfigError(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
+            raise network.refused(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
         try:
             pattern = Pattern.parse(text)
         except ConfigError as error:
-            raise ConfigError(f"{subject}{error}") from None
+            raise network.refused(f"{subject}{error}") from None
         for unknown in sorted(pattern.names - lengths.keys()):
             others = did_you_mean(unknown, lengths)
-            raise ConfigError(f"{subject}{unknown} is not a width that a parameter's shape depends on{others}")
+            raise network.refused(f"{subject}{unknown} is not a width that a parameter's shape depends on{others}")
         if (given := pattern.shape(lengths)) != shapes[name] or "[" in text:
-            raise ConfigError(
-                f"{network.name}: AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
+            raise network.refused(
+                f"AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
             )
         for place, axis in enumerate(pattern.axes):
             positions = axis.length(lengths)
@@ -185,8 +185,8 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
             if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
                 width = min(others)
                 verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
-                raise ConfigError(
-                    f"{network.name}: AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
+                raise network.refused(
+                    f"AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
                     f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
                 )
     return readings

@@ -53,8 +53,8 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     trained, stochastic = _trained(network, module, exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
-            raise ConfigError(
-                f"{network.name}: its buffer {name} has random values, which would differ between ranks "
+            raise network.refused(
+                f"its buffer {name} has random values, which would differ between ranks "
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
     computation = trace(network, inferred.widths, inferred.blocks, trained)
@@ -140,8 +140,8 @@ def _evaluated(
         recorder, returned, _ = followed(network, module, False)
     for name, count in calls.items():
         if not count:
-            raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so its "
+            raise network.refused(
+                f"its batch normalisation {name} is not called in a forward pass, so its "
                 "moments cannot be calibrated. Remove it from the constructor."
             )
     bare: dict[str, bool] = {}
@@ -159,20 +159,20 @@ def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recor
     before = _contents(module.named_buffers())
     recorder, outputs, draws = followed(network, module, True)
     if not outputs.requires_grad:
-        raise ConfigError(
-            f"{network.name}: its outputs have no gradient with respect to any parameter. Remove "
+        raise network.refused(
+            "its outputs have no gradient with respect to any parameter. Remove "
             "torch.no_grad, detach and argmax from its forward."
         )
     if (trained := network.exits_of(outputs)) != exits:
-        raise ConfigError(
-            f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and "
+        raise network.refused(
+            f"its forward returns {trained} output{'s' * (trained > 1)} in training and "
             f"{exits} in evaluation. Return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
     for name in before:
         if before[name] != after.get(name):
-            raise ConfigError(
-                f"{network.name}: its buffer {name} changes in a forward pass in training, so ranks would "
+            raise network.refused(
+                f"its buffer {name} changes in a forward pass in training, so ranks would "
                 "disagree on it and checkpoints would lack it. Only buffers of nn.BatchNorm and "
                 "nn.InstanceNorm may change."
             )
@@ -224,9 +224,7 @@ def _initial(
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
-        raise ConfigError(
-            f"{network.name}: its parameter {name} does not start with finite numbers. Set it in the constructor."
-        )
+        raise network.refused(f"its parameter {name} does not start with finite numbers. Set it in the constructor.")
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
     if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):

@@ -54,6 +54,9 @@ class UserNetwork:
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values are not the constructor's."""
 
+    def refused(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.name}: {problem}")
+
     @property
     def kind(self) -> type[nn.Module]:
         return self.load()[0]
@@ -78,7 +81,7 @@ class UserNetwork:
         """The widths that the class prefers to deal out (``DEALT``)."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, such as ('hidden',).")
+            raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
         return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
     @property
@@ -115,15 +118,15 @@ class UserNetwork:
             shown = _listed({name: arguments[name] for name in self.settings})
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
             cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
-            raise ConfigError(
-                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
+            raise self.refused(
+                f"its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
             ) from error
         if not isinstance(built, nn.Module):
-            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, not a torch.nn.Module.")
+            raise self.refused(f"its class makes {type(built).__name__}, not a torch.nn.Module.")
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
-                raise ConfigError(
-                    f"{self.name}: its parameter {name} has no shape before the first forward pass. Give its layer the "
+                raise self.refused(
+                    f"its parameter {name} has no shape before the first forward pass. Give its layer the "
                     f"number of its inputs."
                 )
             if parameter.ndim == 0:
@@ -190,7 +193,7 @@ class UserNetwork:
         except BaseException as error:
             if self.example is not None:
                 shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
-                raise ConfigError(f"{self.name}: its forward fails on tensors of {shapes}: {short(error)}.") from error
+                raise self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.") from error
             given = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
             cure = "A network that asks only for features gets flat examples, others the shape of the data"
             if self.sparse:
@@ -200,12 +203,12 @@ class UserNetwork:
                 given = f"on a graph of {len(inputs[0])} nodes"
                 cure = "A graph comes as features, offsets and columns: node i has neighbours "
                 cure += "columns[offsets[i]:offsets[i + 1]]"
-            raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
+            raise self.refused(f"its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
             if numbers := [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]:
                 return torch.cat(numbers, dim=1)
             kind = type(returned).__name__
-            raise ConfigError(f"{self.name}: its forward returns {kind}, without floating-point tensors.")
+            raise self.refused(f"its forward returns {kind}, without floating-point tensors.")
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
 
@@ -223,13 +226,12 @@ class UserNetwork:
             if shape != expected:
                 loss = ". Pass its loss to istmpi.with_loss instead of returning it"
                 cure = loss if shape == () else ". Let its outputs follow from the argument outputs or num_classes"
-                raise ConfigError(
-                    f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
-                    f"{expected}{cure}."
+                raise self.refused(
+                    f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
                 )
             if not outputs.is_floating_point():
-                raise ConfigError(
-                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need "
+                raise self.refused(
+                    f"its forward returns numbers of {outputs.dtype}{place}; the data need "
                     "floating-point numbers. Return scores, for classes logits."
                 )
 
