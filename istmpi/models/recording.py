@@ -81,7 +81,7 @@ class Recorder(Watching):
         """Parameters that go into other operations than sums as well, and cannot be multiplied themselves."""
         self.readers: dict[int, set[str]] = {}
         """The modules in which each storage is read."""
-        self._network, self._parameters = network, dict(network.named_parameters())
+        self.network, self._parameters = network, dict(network.named_parameters())
         self._known, self._modules = Provenance(), [""]
         self._calls = Calls(network, self._modules)
         self._alive: list[torch.Tensor] = []
@@ -97,14 +97,14 @@ class Recorder(Watching):
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
 
     @property
-    def kinds(self) -> Sequence[object]:
-        """The facts that agree in networks that differ in their widths."""
+    def records(self) -> Sequence[Any]:
+        """The products, or the sums of an evaluation: equal in networks that differ in their widths alone."""
         return self.products if self.training else self.sums
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        self._known.begin(self._network)
-        with _unfused(self._network), self._calls.entered(), self:
+        self._known.begin(self.network)
+        with _unfused(self.network), self._calls.entered(), self:
             yield
         self._known.clear()
         self._alive.clear()

@@ -33,8 +33,8 @@ class Family:
     """Records of a network at some lengths, and with each width doubled, or None where it computes something else."""
 
     lengths: Mapping[str, int]
-    base: Recorder
-    doubled: Mapping[str, Recorder | None]
+    base: Sequence[Any]
+    doubled: Mapping[str, Sequence[Any] | None]
     """The records by the width that is doubled; in training "" has the examples doubled."""
 
     @property
@@ -45,17 +45,18 @@ class Family:
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
         """The family of a network that is ``full``, with few units if it takes these; None if it has none."""
 
-        def member(lengths: Mapping[str, int], examples: int = EXAMPLES) -> Recorder | None:
+        def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
-                recorder = followed(network, built(network, lengths), full.training, examples)[0]
+                module = full.network if at == lengths else built(network, at)
+                records = followed(network, module, full.training, examples)[0].records
             except ConfigError:
                 return None
-            return recorder if recorder.kinds == full.kinds else None
+            return records if records == full.records else None
 
         best = None
         for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
             with one_thread():
-                if base := full if at == lengths else member(at):
+                if (base := full.records if at == lengths else member(at)) is not None:
                     doubled = {name: member({**at, name: 2 * length}) for name, length in at.items()}
                     best = Family(at, base, doubled | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
             if best and best.complete:
@@ -134,8 +135,8 @@ def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str
     axes, examples = [], 0
     small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}
     for slot, expected_size in enumerate(expected):
-        size = family.base.products[place].sizes[slot]
-        doubled = {name: member.products[place].sizes[slot] for name, member in family.doubled.items()}
+        size = family.base[place].sizes[slot]
+        doubled = {name: records[place].sizes[slot] for name, records in family.doubled.items()}
         names, exact = factors_of(size, doubled)
         literal, rest = divmod(size, prod(small[name] for name in names))
         if not exact or rest or literal * prod(in_full[name] for name in names) != expected_size:

@@ -33,11 +33,11 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
     if family is None:
         unscaled = {"a forward pass, which differs at other widths,": tuple(lengths)} if lengths else {}
         return Sums(unscaled=unscaled, layers=dict.fromkeys(layers, (*lengths,)), fans=_fans(full.sums, {}, lengths))
-    doubled = {name: member.sums for name, member in family.doubled.items() if member}
+    doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     unscaled = {
         f"a forward pass, which differs when {name} doubles,": (name,) for name in lengths if name not in doubled
     }
-    groups, averaged, odd = _groups(network, family.base.sums, doubled)
+    groups, averaged, odd = _groups(network, family.base, doubled)
     folded = _folded(full, groups, layers)
     calls: dict[int, list[str]] = {}
     of_layers: dict[str, tuple[str, ...]] = dict.fromkeys(layers, ())
@@ -62,7 +62,7 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
             continue
         names = calls.pop(seen.turn)
         grown = {name: sums[number].call.inner for name, sums in doubled.items()}
-        inner = axis_of(call.inner, factors_of(family.base.sums[number].call.inner, grown)[0], lengths)
+        inner = axis_of(call.inner, factors_of(family.base[number].call.inner, grown)[0], lengths)
         use = Use(*call.place, inner, tuple(sorted(names)))
         before = uses.setdefault((*call.place, call.inner), use)
         if before.groups != use.groups:  # a call that cannot be told from another one needs its factor
