@@ -118,24 +118,18 @@ def _evaluated(
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: dict[int, str] = {}
 
-    def made(name: str, output: torch.Tensor) -> None:
+    def made(name: str, _: nn.Module, __: object, output: torch.Tensor) -> None:
         outputs.append((name, output, output._version))
 
-    def arrives(name: str, x: torch.Tensor) -> None:
-        calls[name] += 1
+    def arrives(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        calls[name], x = calls[name] + 1, inputs[0]
         # The version counts changes in place since, such as an activation.
         into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
         normalised.update(dict.fromkeys(into, name))
 
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
-        for name, layer in module.named_modules()
-        if isinstance(layer, PRODUCTS)
-    ]
-    hooks += [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
-        for name, layer in norms.items()
-    ]
+    products = {name: layer for name, layer in module.named_modules() if isinstance(layer, PRODUCTS)}
+    hooks = [layer.register_forward_hook(partial(made, name)) for name, layer in products.items()]
+    hooks += [layer.register_forward_pre_hook(partial(arrives, name)) for name, layer in norms.items()]
     with hooked(hooks):
         recorder, returned, _ = followed(network, module, False)
     for name, count in calls.items():

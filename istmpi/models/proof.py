@@ -17,7 +17,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.norms import built
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, running, seeded, shortly
+from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, running, seeded, set_values, shortly
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -90,36 +90,25 @@ class Trial:
         order = torch.randperm(self.units, generator=generator)
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
-    def _permuted(self, reading: Reading, order: torch.Tensor) -> dict[str, torch.Tensor]:
-        values = dict(self._values)
-        for (name, place), (outer, inner) in reading.items():
-            values[name] = values[name].index_select(place, _positions((outer, inner), order))
-        return values
-
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """The outputs; ``made`` takes each module's output, in order."""
 
-        def note(name: str, output: object) -> None:
+        def note(name: str, _: nn.Module, __: object, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name not in made:
                 made[name] = output.detach().clone()  # the next layer may write into it
 
-        hooks = [
-            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-            for name, module in (self._built.named_modules() if made is not None else ())
-            if name
-        ]
-        with hooked(hooks):
-            for name, parameter in self._built.named_parameters():
-                parameter.data = values[name].to(parameter.dtype)
+        noted = [(name, module) for name, module in self._built.named_modules() if name and made is not None]
+        with hooked(module.register_forward_hook(partial(note, name)) for name, module in noted):
+            set_values(self._built, values)
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
         """The first module behind which permuting shows; empty if none."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
-            if not alike(self._run(self._permuted(reading, order), made), self._expected):
+            if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
                 before = self._outputs_of  # a network that branches on values may have called other layers
                 differing = (name for name in made if name not in before or not _same_set(made[name], before[name]))
                 return next(differing, "its last operation")
@@ -143,7 +132,8 @@ class Trial:
         return "any parameter: they do not depend on it"
 
     def _matters(self, place: Place, order: tuple[int, int]) -> bool:
-        return not alike(self._run(self._permuted({place: order}, self._permutations[0])), self._expected)
+        permuted = _permuted(self._values, {place: order}, self._permutations[0])
+        return not alike(self._run(permuted), self._expected)
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
         values = dict(self._values)
@@ -164,8 +154,7 @@ class Trial:
             silent[name] = _times(silent[name], positions, place)
         if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
             return True
-        for name, parameter in narrow.named_parameters():
-            parameter.data = values[name].to(parameter.dtype)
+        set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
@@ -199,12 +188,10 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
 
     def run(x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
-        for name, parameter in module.named_parameters():
-            parameter.data = values[name].to(parameter.dtype)
+        given: Mapping[str, torch.Tensor] = values
         for width, reading in permuted.items():
-            for (name, place), order in reading.items():
-                parameter = module.get_parameter(name)
-                parameter.data = parameter.data.index_select(place, _positions(order, orders[width]))
+            given = _permuted(given, reading, orders[width])
+        set_values(module, given)
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
@@ -256,9 +243,12 @@ class Steady(Watching):
         return outputs
 
 
-def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
-    outer, inner = order
-    return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+def _permuted(values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor) -> dict[str, torch.Tensor]:
+    permuted = dict(values)
+    for (name, place), (outer, inner) in reading.items():
+        positions = torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+        permuted[name] = permuted[name].index_select(place, positions)
+    return permuted
 
 
 def _times(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:

@@ -134,11 +134,8 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
         if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
             called.append(end)
 
-    hooks = [
-        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
-        for name, layer in (layers | attentions).items()
-    ]
-    with hooked(hooks), torch.no_grad():
+    noted = (layers | attentions).items()
+    with hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted), torch.no_grad():
         block(*_copied(inputs), **named)
 
     def is_identity(silent: Sequence[str]) -> bool:
