@@ -57,7 +57,6 @@ class CalibratedNetwork:
         self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
-        self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         if calibrate_on is None:
             for name, moments in stored_moments(checkpoint).items():
@@ -68,7 +67,7 @@ class CalibratedNetwork:
                 header.run, len(data.train), sampled_of(header.run, checkpoint.architecture, data, header.ranks)
             )
             batch = data.reshaped(architecture.example_shape).train.batch(rows)
-            calibrate(self.module, norms, batch.to("cpu", self._dtype).inputs)
+            calibrate(self.module, norms, batch.to("cpu", self._architecture.dtype).inputs)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -104,7 +103,7 @@ class CalibratedNetwork:
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Outputs:
         """The outputs of the network itself."""
-        return call(self.module, batch.to("cpu", self._dtype).inputs)
+        return call(self.module, batch.to("cpu", self._architecture.dtype).inputs)
 
     def batch(self, x: np.ndarray) -> Batch:
         data, normalisation = self._header.data, self._normalisation

@@ -118,9 +118,8 @@ class SharedBlocks:
             numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
             units = {name: tuple(parts[number] for number in numbers) for name, parts in deal.units.items()}
             layout = replace(deal, units=units, ranks=len(numbers))
-            dtypes = {name: store.tensors[name].dtype for name in parameters}
             tensors = {
-                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=dtypes[name])
+                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=self._architecture.dtype)
                 for name, parameter in parameters.items()
             }
             Transfer(parameters, store.owners, layout, store.rank).run(store.tensors, tensors, self._communicator)

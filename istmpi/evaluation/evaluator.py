@@ -73,7 +73,6 @@ class Evaluator:
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.scoring, run.train.multi_label_loss)
         self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
-        self._dtype = getattr(torch, run.model.dtype)
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, of all ranks together."""
@@ -214,7 +213,7 @@ class Evaluator:
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
         for part in islice(self._batches(len(rows), step), first, None, step):
-            yield split.batch(rows[part]).to("cpu", self._dtype)
+            yield split.batch(rows[part]).to("cpu", self._architecture.dtype)
 
     @property
     def _spread(self) -> bool:
@@ -231,7 +230,7 @@ class Evaluator:
         rows, ranks = self._sample(), self._communicator.size
         if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
-        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._dtype).inputs)
+        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
 
     def temperature(self, split: str) -> float:
         """The temperature of a classifier's logits, with the normalisation as it is. Collective.
@@ -257,7 +256,7 @@ class Evaluator:
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
         count = min(len(rows), FITTED_ON)
         rows = rows[np.arange(count) * len(rows) // count]
-        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._dtype)
+        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._architecture.dtype)
         weights = self._run.train.exit_weights
 
         def loss(outputs: Outputs) -> torch.Tensor:

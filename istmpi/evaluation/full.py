@@ -164,7 +164,6 @@ class FullNetwork:
             else:
                 leaf.replace(exchange.forward_of(leaf))
         if self._own:
-            dtype = next(iter(store.tensors.values())).dtype
             layers = architecture.batch_norm_layers(self.module).items()
-            over_ranks = {name: self._own.moments_of(name, layer, dtype) for name, layer in layers}
+            over_ranks = {name: self._own.moments_of(name, layer, architecture.dtype) for name, layer in layers}
             self._moments_of = lambda x, name, each: over_ranks[name](x)
