@@ -5,7 +5,9 @@ opened, a block of these when one of its rows is read for the first time.
 """
 
 import json
+import mmap
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +17,8 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset, Split
-from istmpi.data.dense.file import open_examples
 from istmpi.data.graph.split import open_graph
-from istmpi.data.guard import FirstRead, letting_go
+from istmpi.data.images.split import open_examples
 from istmpi.data.sparse.split import open_rows
 from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
@@ -31,6 +32,7 @@ from istmpi.hdf5 import (
     checksum_errors,
     dataset_at,
     datasets,
+    differs,
     expected_checksums,
     misplaced,
     plain,
@@ -170,3 +172,47 @@ class PreparedFile:
 
     def error(self, problem: str) -> DataError:
         return DataError(f"{self._path} {problem}.")
+
+
+class FirstRead:
+    """Compares a block of the rows of x with its checksum before it is read for the first time."""
+
+    def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
+        self._x, self._expected = x.view(np.ndarray), expected
+        self._path, self._name = path, name
+        self._unread = np.ones(len(expected), bool)
+        self._left = len(expected)
+
+    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        """Expect ``length`` rows to be read from each of ``rows`` on; DataError for damage."""
+        if not self._left:
+            return
+        blocks, count = len(self._expected), len(self._x)
+        first, last = (((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length))
+        touched = np.concatenate([np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)])
+        for block in np.unique(touched[self._unread[touched]]).tolist():
+            first, last = count * block // blocks, count * (block + 1) // blocks
+            if zlib.crc32(self._x[first:last]) != self._expected[block]:
+                raise DataError(
+                    f"{self._path} is damaged: {differs(self._name, first, last)}; prepare or copy it again."
+                )
+            self._unread[block] = False
+            self._left -= 1
+
+
+KEPT = 2**31
+"""Bytes of a map up to which a process keeps its pages."""
+
+
+def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Return ``before``, and for a large map let go of its pages, with which a process seems to grow."""
+    if x.nbytes <= KEPT:
+        return before
+
+    def let_go(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            x.base.madvise(mmap.MADV_DONTNEED)
+        if before is not None:
+            before(rows, length)
+
+    return let_go

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.guard import blocks_of
 from istmpi.errors import ConfigError, OutputError
 from istmpi.files import sync, temporary
 from istmpi.foreign import reason
@@ -76,6 +75,16 @@ class Chosen:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         return self.source[self.rows[rows]]
+
+
+BLOCK = 2**16
+"""Bytes of a block, about: as much as a system reads ahead."""
+
+
+def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Return the first row of each block, and the one behind its last."""
+    blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
+    return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 
 
 def write(

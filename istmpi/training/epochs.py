@@ -7,8 +7,8 @@ from math import ceil
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.data.batches import place
 from istmpi.data.dataset import Dataset
-from istmpi.data.placement import place
 from istmpi.methods import METHODS
 
 

@@ -35,10 +35,10 @@ from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.epochs import in_rounds
+from istmpi.training.progress import Tally
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
-from istmpi.training.tally import Tally
 
 ROWS = 2**16
 """Rows in memory at a time."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.batches import Batches
+from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
 from istmpi.data.images.split import require_sides, resized
-from istmpi.data.placement import place
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from curves import curve
 from data_files import write_idx
+from istmpi.data.files import archive as archives
 from patience import patient
 from rich.console import Console
 
@@ -22,8 +23,7 @@ from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
-from istmpi.data.files import archive as archives
-from istmpi.data.files.archive import Archive
+from istmpi.data.archive import Archive
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.prediction import lines

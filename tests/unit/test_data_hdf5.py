@@ -13,7 +13,7 @@ import pytest
 from batches import examples_of
 from damage import data_as_version_1, data_contents, judged
 
-from istmpi.data.dense.file import material_of
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write as write_file
 from istmpi.errors import ConfigError, DataError, OutputError

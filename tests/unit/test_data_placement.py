@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.data.placement import PLACEMENTS, place
+from istmpi.data.batches import PLACEMENTS, place
 from istmpi.errors import ConfigError, DataError
 
 

@@ -10,8 +10,8 @@ from batches import examples_of
 from data_files import MAKERS, make_arrays, make_images, make_speech, pack
 from disks import small_disk
 
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Notes, class_folders
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import Notes, class_folders
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.prepare import ENDINGS
 from istmpi.data.prepare import KINDS, prepare

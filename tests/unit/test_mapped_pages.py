@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from istmpi.data import guard
-from istmpi.data.dense.file import material_of
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write
 from istmpi.errors import DataError

@@ -101,7 +101,7 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
     """Return the data sets of a function by the names of their splits; DataError for anything else."""
     from torch.utils.data import IterableDataset
 
-    from istmpi.data.callable.drawing import drawing
+    from istmpi.data.callable.split import drawing
 
     given, takes = {"rank": rank, "ranks": ranks_here()}, _takes(function)
     try:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
+from istmpi.data.decoder import BadFileError, Notes
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays, with_test_drawn
-from istmpi.data.dense.file import rows_per_block
+from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.data.images import prepare as images

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import (
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import (
     BadFileError,
     Decoder,
     Example,
@@ -23,6 +22,7 @@ from istmpi.data.files.decoder import (
     class_folders,
     common_folder,
 )
+from istmpi.data.dense.split import material_of
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason

@@ -9,10 +9,10 @@ from itertools import chain, islice
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import material_of, rows_per_block
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Notes, first_of, split_of
+from istmpi.data.decoder import Decoder, Notes, first_of, split_of
+from istmpi.data.dense.split import material_of, rows_per_block
 from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material

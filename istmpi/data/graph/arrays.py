@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import WORDS
 from istmpi.data.dense.arrays import load_arrays
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.pickles import read_pickle
+from istmpi.data.pickles import read_pickle
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 

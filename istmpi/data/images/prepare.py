@@ -11,11 +11,11 @@ from types import ModuleType
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
-from istmpi.data.files.pickles import read_pickle
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
+from istmpi.data.dense.split import material_of
 from istmpi.data.holdout import ONE_IN_FIVE
+from istmpi.data.pickles import read_pickle
 from istmpi.data.writer import Chosen, Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reading, reason

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from istmpi.data.files.archive import Stream
+from istmpi.data.archive import Stream
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import DataError
 from istmpi.foreign import number, one_line, whole_number

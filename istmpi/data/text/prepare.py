@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive, Stream, store
 from istmpi.data.dataset import SPLITS
-from istmpi.data.files.archive import Archive, Stream, store
-from istmpi.data.files.decoder import Decoder, Notes, split_of
+from istmpi.data.decoder import Decoder, Notes, split_of
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive, store
 from istmpi.data.dataset import SPLITS, WORDS
-from istmpi.data.files.archive import Archive, store
 from istmpi.data.holdout import held_out
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
