@@ -18,13 +18,10 @@ from istmpi.config import Run
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
-from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
+from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribute, shown
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
-READABLE = (1, 2)
-"""Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
-
 _LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
 """Attributes that a file has only where they have other values."""
 _MOST = 2**31 - 1
@@ -221,22 +218,6 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     return h5py.Dataset(h5py.h5d.create(place.id, name.encode(), hdf5_type(piece.dtype), space, settings))
 
 
-def read_version(file: h5py.File, path: Any) -> int:
-    """Read the version of an open file's format; DataError for another format or version."""
-    if _text(file.attrs.get("format", "")) != FORMAT:
-        raise DataError(f"{path} is an HDF5 file, but not a checkpoint of istmpi.")
-    version = file.attrs.get("version", 0)
-    if version not in READABLE:
-        raise DataError(
-            f"{path} has format version {shown(version)}; this istmpi reads versions "
-            f"{' and '.join(map(str, READABLE))}. Use the version of istmpi that wrote it, or a newer one."
-        )
-    if (CHECKSUM in file.attrs) != (version > 1):
-        attribute = "no attribute" if version == 1 else "an attribute"
-        raise DataError(f"{path} is damaged: its format version is {shown(version)}, which has {attribute} {CHECKSUM}.")
-    return int(version)
-
-
 def read_header(file: h5py.File, path: Any) -> Header:
     """Read the root attributes of an open file; DataError for values that cannot be theirs."""
     values = {}
@@ -265,13 +246,9 @@ def _plain(value: Any, name: str, path: Any) -> Any:
     if isinstance(value, np.integer | np.floating):
         return value.item()
     try:
-        tree = json.loads(_text(value))
-    except (ValueError, RecursionError) as error:
+        tree = json.loads(plain(value))
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: its attribute {name} is not readable JSON ({error}).") from None
     if not isinstance(tree, dict):
         raise DataError(f"{path} is damaged: its attribute {name} is not a JSON object.")
     return tree
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

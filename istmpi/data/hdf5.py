@@ -23,27 +23,26 @@ from istmpi.data.sparse.split import open_rows
 from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
-from istmpi.foreign import reason
 from istmpi.hdf5 import (
     CHANGED,
-    CHECKSUM,
-    LOCKING,
     Read,
     checksum_errors,
+    damage_named,
     dataset_at,
     datasets,
     differs,
     expected_checksums,
     misplaced,
+    opened,
     plain,
     sealed,
     shown,
     structure_errors,
     unheard,
+    version_of,
 )
 from istmpi.tasks import TASKS
 
-READABLE = (1, 2)
 Opened = tuple[dict[str, Split], dict[str, Any]]
 OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "numbers": open_examples,
@@ -51,6 +50,7 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
+CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large, and are checked as they are read."""
 
@@ -64,35 +64,21 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
     path = Path(path)
-    with _reading(path):
+    with damage_named(path, CURE):
         if not path.is_file() or not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file. Make it with `istmpi prepare`.")
-        file = h5py.File(path, "r", locking=LOCKING)
-    with file:
-        with _reading(path):
-            prepared = PreparedFile(path, file)
-        yield prepared
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        damage = "truncated" if "truncated" in str(error) else f"damaged ({reason(error)})"
-        raise DataError(f"{path} is {damage}; prepare or copy it again.") from error
+    with opened(path, PreparedFile, CURE) as file:
+        yield file
 
 
 class PreparedFile:
     def __init__(self, path: Path, file: h5py.File):
         self._path, self._file = path, file
         self._size = path.stat().st_size
-        self.version = self._version()
+        self.version = version_of(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
         if self.version > 1 and not sealed(file):
-            raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}; prepare or copy it again")
+            raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
 
     @property
     def nbytes(self) -> int:
@@ -100,20 +86,8 @@ class PreparedFile:
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
         """Yield what is wrong, one line each; ``read`` gets numbers of bytes."""
-        with _reading(self._path):
+        with damage_named(self._path, CURE):
             yield from checksum_errors(self._file, read=read)
-
-    def _version(self) -> int:
-        if plain(self.attribute("format", "")) != FORMAT:
-            raise self.error("is an HDF5 file, but not prepared data; make it with `istmpi prepare`")
-        version = self.attribute("version")
-        if version not in READABLE:
-            readable = " and ".join(map(str, READABLE))
-            raise self.error(f"has version {shown(version)}; this istmpi reads versions {readable}. Prepare it again")
-        if (CHECKSUM in self._file.attrs) != (version > 1):
-            has = "no attribute" if version == 1 else "an attribute"
-            raise self.error(f"is damaged: its version is {version}, which has {has} {CHECKSUM}; prepare it again")
-        return int(version)
 
     def _read(self) -> Dataset:
         task = self.text("task")
@@ -123,12 +97,10 @@ class PreparedFile:
         reading = dataset_at(self._file, READING)
         facts["reading"] = {} if reading is None else json.loads(reading[()].tobytes())
         facts |= {"outputs": self.outputs, "classes": self.names("classes")}
-        facts |= {"source": self.text("source"), "kind": self.text("kind")}
-        if "shape" not in facts:
-            facts["shape"] = self.shape
+        facts |= {"source": self.text("source"), "kind": self.text("kind"), "shape": facts.get("shape") or self.shape}
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
-            raise self.error(f"is damaged: {error}; prepare or copy it again")
+            raise self.error(f"is damaged: {error}{CURE}")
         return Dataset(splits, task, **facts)
 
     @property
@@ -154,7 +126,7 @@ class PreparedFile:
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):
-            raise self.error(f"has {name}, which {problem}; prepare or copy it again")
+            raise self.error(f"has {name}, which {problem}{CURE}")
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
@@ -193,9 +165,7 @@ class FirstRead:
         for block in np.unique(touched[self._unread[touched]]).tolist():
             first, last = count * block // blocks, count * (block + 1) // blocks
             if zlib.crc32(self._x[first:last]) != self._expected[block]:
-                raise DataError(
-                    f"{self._path} is damaged: {differs(self._name, first, last)}; prepare or copy it again."
-                )
+                raise DataError(f"{self._path} is damaged: {differs(self._name, first, last)}{CURE}.")
             self._unread[block] = False
             self._left -= 1
 
