@@ -18,8 +18,8 @@ from istmpi.methods.ist import IST
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
 from istmpi.training import loop as train
+from istmpi.training import progress, run_record
 from istmpi.training import run as whole_run
-from istmpi.training import run_record
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
 pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
