@@ -23,7 +23,6 @@ def temporary(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,7 +50,6 @@ def require_file(path: Path, or_folder: bool = False) -> None:
 
 
 def require_free(path: Path, force: bool) -> None:
-    """Refuse a name that is taken, before any work is done."""
     if path.is_dir() or (path.exists() and not force):
         raise ConfigError(f"{path} exists. Replace it with --force, or choose another name with --out.")
 

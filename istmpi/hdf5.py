@@ -133,7 +133,6 @@ def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
 
 
 def sealed(file: h5py.File) -> bool:
-    """Say whether all that `seal` guards is as it was then."""
     guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
     if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
@@ -180,7 +179,6 @@ def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
 
 
 def dtype_name(dataset: h5py.Dataset) -> str:
-    """Return the name of a dataset's type; the inverse of `hdf5_type`."""
     kind = dataset.id.get_type()
     return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
 
@@ -235,7 +233,6 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
-    """Find datasets and checksums without counterpart, and those that are in the wrong place; one line each."""
     stored, contents, size = all_datasets(file), datasets(file), file.id.get_filesize()
     guarded = [path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS)]
     yield from (f"{path} is missing" for path in guarded if path not in contents)

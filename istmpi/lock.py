@@ -105,7 +105,6 @@ class FolderLock:
 
 
 def _create(text: str, path: Path) -> bool:
-    """Make a file and say whether it is new; the text comes a moment later."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -125,7 +124,6 @@ def require_unheld(folder: Path) -> None:
 
 
 def holder(folder: Path) -> str:
-    """Name who works in a folder; empty where nobody does, or where the file is left over."""
     path = folder / FILE
     facts = _parsed(_read(path))
     alive = _alive(facts)

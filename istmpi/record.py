@@ -123,7 +123,6 @@ class RunFolder:
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
         for line in lines:
             line.whole("round")
-            _flatten(line.tree)
         return lines
 
     def summary(self) -> Fields:
@@ -142,30 +141,11 @@ class RunFolder:
             raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
 
 
-def _flatten(line: dict[str, Any]) -> None:
-    """Bring a line of an earlier istmpi, whose score was an object, to its present form."""
-    score = line.get("score")
-    if isinstance(score, dict):
-        line["score"] = score.get("score")
-        named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
-        named["bits_per_byte"] = score.get("bits_per_byte")
-        exits, more = score.get("exits"), score.get("more")
-        named |= {
-            f"exit{number}_score": value for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
-        }
-        named |= more if isinstance(more, dict) else {}
-        for name, value in named.items():
-            if value is not None:
-                line.setdefault(name, value)
-
-
 def home(wanted: str, name: str) -> Path:
-    """Return the wanted folder, by default NAME in the folder of runs."""
     return Path(wanted) if wanted else Path(read("ISTMPI_RUNS")) / name
 
 
 def run_of(path: Path) -> Path:
-    """Return the folder of the run to which a checkpoint, or a folder of checkpoints or of a run, belongs."""
     path = path if path.is_dir() else path.parent
     return path.parent if path.name == "checkpoints" else path
 

@@ -63,7 +63,6 @@ def holds_text(hint: Any) -> bool:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the names that a setting of this type may be; none where it is no choice among names."""
     kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
@@ -71,7 +70,6 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
-    """Return the kind of value of this type in words: ``list of whole numbers``."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
@@ -84,7 +82,6 @@ def kind_of_value(hint: Any, several: bool = False) -> str:
 
 
 def range_of(hint: Any) -> str:
-    """Return the values that a setting of this type may have, in words; empty for any of its kind."""
     kind, limits, _ = _bare(hint)
     if choices := choices_of(hint):
         return " | ".join(filter(None, [*choices, limits.get("or")]))

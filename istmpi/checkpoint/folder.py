@@ -20,7 +20,6 @@ _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
 def name(header: Header) -> str:
-    """Return a checkpoint's file name; names sort in the order of training."""
     return f"round-{header.round:08d}.h5"
 
 
@@ -93,7 +92,6 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
 
 
 def _position(path: Path) -> tuple[float, float]:
-    """Return how far training had got; a file that does not say so comes behind all others."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position

@@ -99,7 +99,6 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an example in the last training rounds."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
     @property
@@ -129,17 +128,14 @@ class Piece:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The values as bytes of the file, flat uint8."""
         return self.values.reshape(-1).view(np.uint8)
 
 
 def place(name: str) -> str:
-    """Return the place of a stored tensor: PARAMETER in /model, PARAMETER/SLOT in /optim."""
     return f"optim/{name}" if isinstance(name, Slot) else f"model/{name}"
 
 
 def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
-    """The pieces, and for each the piece of /checksums that guards it."""
     extended = []
     for piece in pieces:
         crc = [] if piece.block is None else [zlib.crc32(piece.bytes)]
@@ -206,7 +202,6 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
 
 
 def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
-    """Make a contiguous dataset that has its place in the file from the start and is not filled."""
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_layout(h5py.h5d.CONTIGUOUS)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -242,7 +237,6 @@ def read_header(file: h5py.File, path: Any) -> Header:
 
 
 def _plain(value: Any, name: str, path: Any) -> Any:
-    """Return an attribute that is a number, or a JSON object, as Python has it."""
     if isinstance(value, np.integer | np.floating):
         return value.item()
     try:

@@ -62,8 +62,6 @@ class _OfIstmpi(_File):
 
 
 class _Safetensors(_File):
-    """A file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
-
     def __init__(self, path: Path):
         library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -123,7 +121,6 @@ class Fit:
 
     @property
     def lines(self) -> list[str]:
-        """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
         count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
             f"initial weights from {self.path}: {count} of {total} parameters fit, "
@@ -141,7 +138,6 @@ class Fit:
 
 
 def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
-    """Return the part of a file that fits a network; errors as of `begin_with`."""
     with _opened(path) as file:
         return _matched(path, file, network, renamed)[0]
 
@@ -243,7 +239,6 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
 
 
 def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's names by those in the network."""
     pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
     plain = {}
     for name in names:

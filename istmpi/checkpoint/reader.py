@@ -157,17 +157,14 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """The names of the numbers that it predicts, where the data gave some."""
         return self._names("output/names")
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names; None for regression."""
         return self._names("input/classes")
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the network's tokens; None where it takes no tokens."""
         if not TASKS[self.header.data.task].of_tokens:
             return None
         if (json := self._if_there("input/tokenizer")) is None:
@@ -211,7 +208,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all contents without the checksums."""
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
     def errors(self, part: int = 0, parts: int = 1, read: Read = unheard) -> Iterator[str]:
@@ -224,7 +220,6 @@ class Checkpoint:
             yield from checksum_errors(self.file, part, parts, read)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
-        """Read everything, or a share of it; DataError for the first error."""
         for error in self.errors(part, parts):
             raise DataError(f"{self.path} is damaged: {error}.")
 

@@ -110,7 +110,6 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk or has failed."""
         self._until_idle()
         outcome, self._outcome = self._outcome, None
         if outcome is not None and (

@@ -146,7 +146,6 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Read the calibration as networks take it: mean and variance of the units; the inverse of its pieces."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
         epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon

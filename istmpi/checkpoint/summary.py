@@ -62,7 +62,6 @@ def entry(path: Path, folder: Path) -> dict[str, Any] | None:
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return everything but the values: header, tensors, moments, classes."""
     header = checkpoint.header
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     tensors = {True: [], False: []}

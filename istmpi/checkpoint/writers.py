@@ -23,7 +23,6 @@ Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
 def available(communicator: Communicator) -> list[str]:
-    """The writers that all ranks can use, the preferred one first. Collective."""
     parallel = all(communicator.allgather(h5py.get_config().mpi))
     return ["mpio", "direct"] if parallel else ["direct"]
 

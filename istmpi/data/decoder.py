@@ -32,8 +32,6 @@ class Note:
 
 @dataclass
 class Notes:
-    """The notes of a preparation."""
-
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +137,6 @@ def with_holdout(examples: list[Example]) -> list[Example]:
 
 
 def split_of(name: str) -> str:
-    """Return the split that a name stands for, or an empty text."""
     return _MEANING.get(name.lower(), "")
 
 

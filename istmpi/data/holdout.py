@@ -63,8 +63,7 @@ def with_test(
 def divided(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``; both
-    ascending."""
+    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

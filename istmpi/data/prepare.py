@@ -39,8 +39,6 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation; ``of_class`` counts the training examples of each class or label."""
-
     target: Path
     task: str
     shape: tuple[int, ...]

@@ -39,8 +39,6 @@ REHEARSED = {
 
 @dataclass(frozen=True)
 class Turn:
-    """A method with a seed."""
-
     run: Run
 
     @property
@@ -53,7 +51,6 @@ class Turn:
 
     @property
     def finished(self) -> bool:
-        """Say whether it has been run to its end, now or by an earlier job."""
         return (self.folder / SUMMARY).is_file()
 
 
@@ -155,7 +152,6 @@ class Comparison:
         return failures
 
     def _leave_if_asked(self, turn: Turn) -> None:
-        """Raise StoppedError on every rank when any of them was asked to stop."""
         self._stop.asked()
         self._stop.settle(self._communicator.allgather(self._stop.reason))
         if self._stop.reason:
@@ -187,7 +183,6 @@ class Comparison:
 
 
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
-    """Return the runs of a comparison in their order."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
@@ -214,7 +209,6 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
 
 
 def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
-    """Return the reason why a comparison cannot go to a folder; empty where it can."""
     if not path.exists():
         return ""
     if not path.is_dir():

@@ -50,12 +50,10 @@ class Training(Prepared):
 
     @property
     def done(self) -> bool:
-        """True once there is no further round, no time or no reason for one."""
         return bool(self.ended)
 
     @property
     def ended(self) -> str:
-        """The reason why there is no further round; empty as long as there is one."""
         if self.rounds_done >= self.run.train.rounds:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
@@ -97,7 +95,6 @@ class Training(Prepared):
         return driven(self.attempt(), lambda local_step: self.method.take(number, local_step))
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
-        """Return the state of the run after the last round."""
         done = self.method.first_step(self.rounds_done)
         rate = self.method.rate(max(done - 1, 0))
         tally, counts = self.tally, self.tally.counts
@@ -110,11 +107,9 @@ class Training(Prepared):
 
     @property
     def position(self) -> str:
-        """Say how far training got."""
         return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
-        """Return the full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
             self.calibrated_after = self.rounds_done

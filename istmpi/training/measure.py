@@ -164,7 +164,6 @@ def _allreduce(communicator: Communicator) -> list[Point]:
 
 
 def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
-    """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
     handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
@@ -181,7 +180,6 @@ def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float,
 
 
 def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
-    """Measure the seconds of a pull and a push of a network of which these groups are dealt out."""
     ranks, rank = communicator.size, communicator.rank
     owners = Owners(network.lengths, ranks)
     deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
@@ -202,7 +200,6 @@ def _pull_and_push(communicator: Communicator, network: Architecture, groups: Se
 def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
-    """Measure FLOP/s and seconds per product with the three products of a layer at a run's shapes."""
     rows = []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
         shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
@@ -236,7 +233,6 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
-    """Return the networks to measure: the whole one, and the largest subnets at P/2, P and 2P that can be built."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)

@@ -195,7 +195,6 @@ def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
 
 
 def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:
-    """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
         raise ConfigError(
@@ -213,7 +212,6 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
 
 
 def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architecture:
-    """Return the network of a table and its code, ready for the run's training."""
     network = Architecture(run.model.name, table, run.model.dtype, code)
     if network.batch_norms and run.train.batch < 2:
         raise ConfigError(

@@ -135,7 +135,6 @@ class Prepared:
         return self.calibrated_after == self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:
-        """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
         name, network = run.method.name, size.architecture
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
         spec.require_wire(run)
@@ -152,22 +151,18 @@ class Prepared:
 
     @property
     def architecture(self) -> Architecture:
-        """The network at the present size of images."""
         return self.size.architecture
 
     @property
     def dataset(self) -> Dataset:
-        """The data at the present size of images."""
         return self.size.dataset
 
     @property
     def batches(self) -> Batches:
-        """This rank's batches at the present size of images."""
         return self.size.batches
 
     @property
     def plan_of_sizes(self) -> str:
-        """Say which rounds train on images of which side, and what starts anew in between."""
         return plan_in_words(self.run, self._sides, self.sizes)
 
     def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
@@ -235,7 +230,6 @@ class Prepared:
 
     @property
     def makes_communicators(self) -> bool:
-        """Say whether any round makes MPI communicators of its own."""
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
 
 

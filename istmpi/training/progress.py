@@ -47,7 +47,6 @@ class LastRound:
     def of(
         seconds: float, nbytes: int, examples: int, phases: Sequence[Mapping[str, float]], saving: Mapping[str, float]
     ) -> LastRound:
-        """Make one from all ranks' seconds by phase, and from what saving took before."""
         names = dict.fromkeys(name for of_rank in phases for name in of_rank)
         by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
         mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
@@ -111,7 +110,6 @@ class Pace:
         self._seconds += seconds
 
     def slowest(self, hosts: Sequence[str]) -> Slowest | None:
-        """Return the rank that noticeably holds up the others, or None; ``hosts`` are the ranks' hosts."""
         if len(self._compute) < 2 or not self._seconds > 0:
             return None
         longest = max(self._compute)
@@ -139,7 +137,6 @@ class Tally:
         self._saving: dict[str, float] = {}
 
     def go_on_from(self, counts: Counts) -> None:
-        """Continue from these counts, as if no round had been measured."""
         self.counts, self.last_round, self.pace = counts, None, Pace()
 
     def begin(self) -> None:

@@ -61,7 +61,6 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
 
 
 def _facts(network: UserNetwork) -> dict[str, Any] | None:
-    """Return all that a table is made from; None where the source is not known."""
     if not network.source.hash:
         return None
     code = hashlib.sha256()
@@ -86,7 +85,6 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:
-    """Return the file of the table that was made from these facts; None where the user has no folder."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")

@@ -34,7 +34,6 @@ class Size:
 
 
 def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
-    """Return `Run.sides` with the data's own side as 0; ConfigError for data that cannot be downscaled so."""
     sides = run.sides()
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
@@ -65,7 +64,6 @@ def _labels(run: Run, data: Dataset) -> Sized:
 
 
 def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
-    """Say which rounds train on images of which side, and what starts anew in between; ``sides`` are of `sides_of`."""
     words, first, before = [], 0, None
     for (end, side), (_, key) in zip(run.sides(), sides):
         network = sizes[key].architecture
@@ -77,7 +75,6 @@ def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int
 
 
 def require_resizable(run: Run, network: Architecture) -> None:
-    """Refuse, with a ConfigError, a run with several sizes whose network has no images to begin with."""
     if run.train.resolution and len(network.example_shape) != 3:
         raise ConfigError(
             f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} "

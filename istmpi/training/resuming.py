@@ -69,7 +69,6 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
 
 
 def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ...] | None) -> bool:
-    """Say whether targets are standardised alike, or not at all."""
     if one is None or other is None:
         return one is other
     return all(np.allclose(first, second, rtol=1e-5) for first, second in zip(one, other))

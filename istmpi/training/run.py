@@ -141,7 +141,6 @@ def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[
 
 
 def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint from which to resume, every byte of it checked."""
     if not resume:
         return None
     path = folder.path if resume == "auto" else Path(resume)

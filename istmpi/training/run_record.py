@@ -46,15 +46,12 @@ class RunRecord:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
         return self._folder.path
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of the metrics."""
         return self._folder.metrics()
 
     def note(self, message: str) -> None:
-        """Tell the user something, on rank 0."""
         if self._first:
             self._watch.noticed(message)
 
@@ -81,7 +78,6 @@ class RunRecord:
             saver.wait()
 
     def add(self, progress: Progress) -> None:
-        """Add a round to the metrics, and save what is due behind it."""
         self._last = progress
         training, settings = self._training, self._training.run.checkpoint
         if self._first:
@@ -148,7 +144,6 @@ class RunRecord:
         return self._summarise(self._last)
 
     def _summarise(self, last: Progress | None) -> Summary:
-        """Return how the run ended, which is in its folder, too; ``last``: the progress after its last round."""
         training, communicator = self._training, self._communicator
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}

@@ -58,7 +58,6 @@ def summary(run: Run, data: Dataset) -> DataSummary:
 
 
 def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
-    """Say which ranks' splits differ from rank 0's by their `contents`, and how; empty if none does."""
     differing: dict[str, list[str]] = {}
     for rank, rank_splits in enumerate(per_rank):
         for split in SPLITS:

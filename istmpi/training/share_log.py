@@ -46,7 +46,6 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound) -> Las
 
 
 def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
-    """Say whether every rank can build its subnet of a deal. Collective."""
     job, network = method.job, method.job.architecture
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
     try:
@@ -57,7 +56,6 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
 
 
 def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
-    """Read the shares of each round of a run from its metrics or its folder."""
     path = path / METRICS if path.is_dir() else path
     if not is_file(path):
         raise ConfigError(f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl.")

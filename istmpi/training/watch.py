@@ -15,8 +15,6 @@ from istmpi.training.progress import Progress, Slowest
 
 @dataclass(frozen=True)
 class BestNetwork:
-    """The network that scored best on the validation split."""
-
     path: Path
     round: int
     validation: float

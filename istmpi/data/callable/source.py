@@ -30,7 +30,6 @@ def is_function(source: str) -> bool:
 
 
 def takes_rank(source: str) -> bool:
-    """Say whether the function is told its rank, so that each rank has data of its own."""
     return "rank" in _takes(loaded("--data", source, "function")[1])
 
 
@@ -133,7 +132,6 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
 
 
 def _arguments(forward: Any) -> Collection[str] | None:
-    """Return the arguments that a forward takes by name; None for all."""
     arguments = inspect.signature(forward).parameters.values() if forward else ()
     if not arguments or any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None

@@ -69,7 +69,6 @@ class OwnSplit(Split):
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
-        """Return the examples as ``collate`` makes a batch of them."""
         rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
         items, key = [], key or 0
         with drawing() as seed:
@@ -130,7 +129,6 @@ class OwnSplit(Split):
 
 
 def checksum_of(tree: Any) -> int:
-    """Return a checksum of the tensors of a tree; 0 where there are none."""
     checksum = 0
     for tensor in (tensor for tensor in tensors_of(tree) if not tensor.is_meta):
         checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)

@@ -157,7 +157,6 @@ def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
 
 
 def planetoid_name(names: Collection[str]) -> str:
-    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``."""
     return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
 
 

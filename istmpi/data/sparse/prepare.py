@@ -148,7 +148,6 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
 
 
 def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray:
-    """Return the rows ``[rows]`` bool that a list names, from 1, in its first column."""
     rows, columns = [], 1
     with archive.stream(name) as stream:
         for line, text in enumerate(stream.lines(), 1):
