@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import astuple, replace
 from pathlib import Path
 
 from istmpi.checkpoint.format import Header, Piece
@@ -173,10 +172,16 @@ class Training(Prepared):
         return self._header(calibrated), pieces
 
     def _header(self, calibrated: bool = False) -> Header:
+        counts = self.tally.counts
         return Header(
             self.run,
             self.communicator.size,
-            *astuple(replace(self.tally.counts, rounds=self.rounds_done, local_step=0)),
+            self.rounds_done,
+            0,
+            counts.examples,
+            counts.seconds,
+            counts.bytes,
+            counts.loss,
             self.data_summary,
             self.store.scale,
             versions(),
@@ -210,6 +215,6 @@ class Training(Prepared):
                 changes.append("saved inside a round by an older version: the round starts again from the mean")
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
-        self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
+        self.tally.go_on_from(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
         return changes

@@ -66,10 +66,9 @@ class LastRound:
 
 @dataclass(frozen=True)
 class Counts:
-    """Work of all ranks together, as `Progress` has it: rounds, and local steps of the next one."""
+    """Work of all ranks together, as `Progress` has it."""
 
     rounds: int
-    local_step: int
     examples: int
     seconds: float
     bytes: int
@@ -125,7 +124,7 @@ class Tally:
 
     def __init__(self, communicator: Communicator, clock: Clock):
         self._communicator, self._clock = communicator, clock
-        self.counts = Counts(0, 0, 0, 0.0, 0, 0.0)
+        self.counts = Counts(0, 0, 0.0, 0, 0.0)
         """Counts of all ranks, as of the last exchange."""
         self._began = 0.0, 0
         """The time when the present round began, and this rank's sent bytes until then."""
@@ -163,7 +162,7 @@ class Tally:
         """Count a round that has ended, after which so many ``rounds`` are done."""
         before, self.last_round = self.counts, last
         sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
-        self.counts = Counts(rounds, 0, *sums, loss)
+        self.counts = Counts(rounds, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
         """Return this rank's seconds in a phase since the last round, where it was in it."""
