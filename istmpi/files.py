@@ -30,6 +30,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def named_at_last(beside: Path, path: Path) -> None:
+    """Give a file that is written its name, on the disk."""
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
+
+
 def require_files(folder: Path) -> None:
     """ConfigError where something in a run's folder is a pipe, a device or the like, or a folder in a file's place."""
     for path in (folder, folder / "checkpoints"):
@@ -67,9 +74,7 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
         with beside.open("xb" if plain else "wb") as file:
             yield file
         if plain:
-            sync(beside)
-            beside.replace(place)
-            sync(place.parent)
+            named_at_last(beside, place)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
     finally:

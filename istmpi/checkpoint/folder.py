@@ -77,18 +77,15 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
     One that cannot be read is where its name says. Raises OutputError.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
-    if inside := [number for number, path in enumerate(paths) if path.samefile(start)]:
-        beyond = paths[: inside[0]]
-    else:
-        beyond = [path for path in paths if _position(path) >= _position(start)]
+    inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
+    beyond = [path for path in paths if _position(path) >= _position(start)] if inside is None else paths[:inside]
     ending = next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}"))) if beyond else ""
-    renamed = [path.with_name(path.name + ending) for path in beyond]
-    for path, new in zip(beyond, renamed, strict=True):
+    for path in beyond:
         try:
-            path.rename(new)
+            path.rename(path.with_name(path.name + ending))
         except OSError as error:
             raise OutputError(f"{path}: cannot be renamed ({error.strerror}).") from None
-    return renamed
+    return [path.with_name(path.name + ending) for path in beyond]
 
 
 def _position(path: Path) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import sync, temporary
+from istmpi.files import named_at_last, temporary
 from istmpi.foreign import reason
 from istmpi.hdf5 import CHECKSUMS, new_file, seal, set_attribute
 
@@ -121,9 +121,7 @@ def write(
                 file.create_dataset(path, data=guards)
             seal(file, checksums)
         with _writing(target):
-            sync(beside)
-            beside.replace(target)
-            sync(target.parent)
+            named_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
 
