@@ -20,7 +20,6 @@ from istmpi.errors import ConfigError, OutputError
 from istmpi.files import require_file, temporary
 
 FILE = "lock.json"
-"""The file's name in the folder of a run or of a comparison while somebody writes there."""
 
 SECONDS_BETWEEN_TOUCHES = 10.0
 """Seconds between two touches of the file while the folder is held."""

@@ -17,11 +17,9 @@ METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
-"""The file with the reason why a run of a comparison failed."""
 COMPARISON = "comparison.json"
 """The file, in a comparison's folder, of what its runs have in common beside their settings."""
 CURE = "Repair the file, or remove the run's folder."
-"""The cure for a record that cannot be read."""
 JOB = "job"
 """The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
 
@@ -116,7 +114,7 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read the lines, which may hold anything but have a round each; DataError where they do not."""
+        """Read the lines; DataError where they do not have a round each."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

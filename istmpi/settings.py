@@ -20,7 +20,6 @@ from msgspec import Meta
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST = 2**64
-"""The largest number of a setting."""
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -32,7 +31,6 @@ Between = Annotated[float, Meta(gt=0, lt=1)]
 _ENGLISH = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a section with keys"}
 
 convert = msgspec.convert
-"""The function that turns plain values of ours into a type."""
 
 Field = tuple[str, Any, Any]
 """Name, type and default of a setting, as `dataclasses.make_dataclass` takes them."""

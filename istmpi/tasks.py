@@ -162,7 +162,6 @@ class MultiLabel(Task):
 
     score = "P@1"
     kind = "softmax"
-    """A name of `istmpi.multilabel.LOSSES`."""
     inputs = "sparse rows"
     network = "takes dense rows, but these data are sparse rows. Use --model xc."
     start = ("xc",)
@@ -185,8 +184,6 @@ class MultiLabel(Task):
 
 
 class BinaryMultiLabel(MultiLabel):
-    """`MultiLabel` with a cross-entropy for each label by itself."""
-
     kind = "binary"
 
 

@@ -47,7 +47,6 @@ class DataSummary:
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint that tells training data of the same name apart; empty where each rank has its own."""
         return f"{self.features:08x}{self.labels:08x}" if self.features or self.labels else ""
 
 
@@ -77,7 +76,6 @@ class Header:
     """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
-    """Factors that take the place of ``scale`` where they were fitted or left out."""
 
     temperature: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     """The number that divides a classifier's logits before the softmax; 1 where nobody fitted it."""
@@ -90,7 +88,6 @@ class Header:
     """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
 
     frozen: float = 0.0
-    """The digest of frozen parameters (`istmpi.models.architecture.Architecture.frozen_digest`)."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -145,7 +142,6 @@ def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
-    """This rank's values of every piece of /checksums, in order."""
     return [piece.values for piece in pieces if piece.path.startswith(CHECKSUMS)]
 
 
@@ -214,7 +210,6 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
 
 
 def read_header(file: h5py.File, path: Any) -> Header:
-    """Read the root attributes of an open file; DataError for values that cannot be theirs."""
     values = {}
     for item in dataclasses.fields(Header):
         if item.name in file.attrs:

@@ -27,7 +27,6 @@ from istmpi.optional import optional
 
 CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."
 SHOWN = 6
-"""The most names that a line lists."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Keys under which other programs keep a state dict among other things."""
@@ -98,7 +97,6 @@ def _state_dict(path: Path) -> _File:
 class Fit:
     path: Path
     fitted: tuple[str, ...]
-    """Parameters that have their values from the file now."""
     weights: tuple[int, int]
     """Numbers that came from the file, and numbers of the network."""
     missing: tuple[str, ...]

@@ -66,7 +66,6 @@ class Tensor:
             return self.dataset[first:last]
 
     def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        """Read rows as the file has them, into flat uint8 memory."""
         with damage_named(self.path):
             read_rows(self.dataset, first, last, out)
 
@@ -119,12 +118,10 @@ class Checkpoint:
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and deviation of the units of every batch normalisation; empty without calibration."""
         return {name: (self.array(f"norm/{name}/mean"), self.array(f"norm/{name}/std")) for name in self._norms}
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The mean, deviation and offset that normalise examples; None where examples are not normalised."""
         if (mean := self._if_there("input/mean")) is None:
             return None
         return Normalisation(mean, self.array("input/std"), self._if_there("input/offset"))
@@ -136,7 +133,6 @@ class Checkpoint:
 
     @property
     def target_offset(self) -> np.ndarray | None:
-        """The offset ``[outputs]`` float64 subtracted from numbers to predict; None where float32 needs none."""
         return self._if_there("output/offset")
 
     @property
@@ -174,7 +170,6 @@ class Checkpoint:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The conventions by which the training data were read; empty where the file has none."""
         text = self._if_there("input/reading")
         with damage_named(self.path):
             return {} if text is None else json.loads(text.tobytes())
@@ -195,7 +190,6 @@ class Checkpoint:
         return self._below("frozen/")
 
     def array(self, path: str) -> np.ndarray:
-        """Read a small dataset; DataError when it is missing."""
         with damage_named(self.path):
             return self._dataset(path)[:]
 

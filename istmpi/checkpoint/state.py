@@ -52,7 +52,6 @@ def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piec
 
 
 def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
-    """Give a network the frozen parameters of a checkpoint; ConfigError where its constructor makes others."""
     for name, tensor in checkpoint.frozen.items():
         if name in network.frozen and network.frozen[name].shape == tensor.shape:
             network.give(name, torch.from_numpy(tensor.rows()))
@@ -64,7 +63,6 @@ def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
 
 
 def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays that make a network's inputs and read its outputs: normalisation, units, classes, tokenizer."""
     arrays = {}
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
@@ -113,7 +111,6 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    """Return the piece that tells this rank's own data from others: one row of numbers for each rank."""
     ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
     return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
 

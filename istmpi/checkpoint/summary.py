@@ -17,7 +17,6 @@ from istmpi.methods import METHODS
 
 
 def files(folder: Path) -> list[Path]:
-    """List the HDF5 files of a run's folder or of a folder of checkpoints, by name; DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints.")
     try:

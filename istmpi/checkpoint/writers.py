@@ -28,7 +28,7 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """The writer to use: the wanted one, or with ``auto`` the first that all ranks can use. Collective."""
+    """Return the writer to use: the wanted one, or with ``auto`` the first that all ranks have. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
 def _write_rows(
     dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
 ) -> None:
-    """Some of this rank's rows, or none: a collective call needs every rank, also those that have nothing to write."""
+    """Write some of this rank's rows, or none: a collective call needs every rank."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
     here = dataset.get_space()

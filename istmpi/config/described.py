@@ -15,8 +15,6 @@ from istmpi.settings import help_of, kind_of_value, range_of, types_of
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its dotted name, its type with range and help, and its default."""
-
     name: str
     hint: Any
     default: Any
@@ -33,7 +31,6 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """The values that it may have, in words; empty for any of its kind."""
         if self.kind == "true or false":
             return ""
         words = range_of(self.hint)

@@ -90,7 +90,6 @@ class Archive:
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield names and contents of files; DataError for one of more than ``limit`` bytes."""
         for name, file in self._files(names):
             with self._named_damage():
                 content = file.read(limit + 1)

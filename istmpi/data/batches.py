@@ -66,7 +66,6 @@ class Batches:
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
-        """Return the rows of the split that make batch ``step``: [batch] int64."""
         length = len(self._rows)
         position, end = step * self.batch, (step + 1) * self.batch
         parts = []

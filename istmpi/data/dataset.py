@@ -53,7 +53,6 @@ class Split(ABC):
         return self
 
     def resized(self, side: int) -> Split:
-        """Return the same images, downscaled to a side; 0 leaves examples as they are."""
         assert not side, side
         return self
 

@@ -119,7 +119,6 @@ class Decoder:
         return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
-        """Raise DataError where more are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:3]

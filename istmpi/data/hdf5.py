@@ -56,7 +56,7 @@ MAPPED = ("x", "tokens", "indices", "data")
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """Return the data set of a prepared file, memory-mapped; DataError in one line for anything else."""
+    """Return the data set of a prepared file, memory-mapped."""
     with prepared_file(path) as file:
         return file.dataset
 
@@ -85,7 +85,6 @@ class PreparedFile:
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = unheard) -> Iterator[str]:
-        """Yield what is wrong, one line each; ``read`` gets numbers of bytes."""
         with damage_named(self._path, CURE):
             yield from checksum_errors(self._file, read=read)
 
@@ -130,7 +129,6 @@ class PreparedFile:
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
-        """Return a mapped dataset, and what learns of its rows before they are read."""
         x, expected = self.mapped(name), expected_checksums(self._file, name)
         return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 

@@ -82,7 +82,6 @@ BLOCK = 2**16
 
 
 def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Return the first row of each block, and the one behind its last."""
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
     return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 

@@ -137,7 +137,6 @@ class Training(Prepared):
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if a checkpoint is due after this round, not counting those at the end of a run or at a stop."""
         every, done = self.run.checkpoint.every, self.rounds_done
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 

@@ -277,7 +277,6 @@ def _products_take(part: PartCost, speed: float, product: float) -> float:
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float]:
-    """Measure the fixed seconds of a local step, a transfer and a deal, with a run that has next to no network."""
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})

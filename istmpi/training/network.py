@@ -73,7 +73,6 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 def _usable(
     run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
-    """Build the network of a table and try it on every rank; the same ConfigError on all where that fails."""
     import torch
 
     from istmpi.models.table import Table

@@ -41,7 +41,6 @@ from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
 
 ROWS = 2**16
-"""Rows in memory at a time."""
 
 
 class Prepared:
@@ -120,7 +119,6 @@ class Prepared:
         self.method = self._next_method(restored=tensors)
 
     def _plan(self, data: Dataset) -> None:
-        """Lay out the run's rounds; ConfigError where a method or a size of images cannot be trained."""
         run, self._sides = self.run, sides_of(self.run, data)
         phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
@@ -131,7 +129,6 @@ class Prepared:
 
     @property
     def calibrated(self) -> bool:
-        """True if the moments of the full network are those after the last round."""
         return self.calibrated_after == self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:

@@ -26,8 +26,6 @@ WORTH_SAYING = 0.05
 
 @dataclass(frozen=True)
 class LastRound:
-    """The last round by itself."""
-
     seconds: float
     """Seconds on the slowest rank, from when all have come to it."""
     bytes: int
@@ -66,8 +64,6 @@ class LastRound:
 
 @dataclass(frozen=True)
 class Counts:
-    """Work of all ranks together, as `Progress` has it."""
-
     rounds: int
     examples: int
     seconds: float
@@ -159,13 +155,11 @@ class Tally:
         return last
 
     def count(self, last: LastRound, rounds: int, loss: float) -> None:
-        """Count a round that has ended, after which so many ``rounds`` are done."""
         before, self.last_round = self.counts, last
         sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
         self.counts = Counts(rounds, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
-        """Return this rank's seconds in a phase since the last round, where it was in it."""
         return {name: seconds for name, seconds in self._clock.since(self._on_the_clock).items() if name == phase}
 
 
@@ -183,11 +177,9 @@ class Progress:
     """Mean training loss of the round over ranks and local steps."""
     learning_rate: float
     score: Score | None = None
-    """The full network's score on the test split, where it was evaluated."""
     score_name: str = ""
     ranks: int = 1
     last_round: LastRound | None = None
-    """The last round; None before a round of this job is done."""
     time: float = field(default_factory=time.time)
     validation: Score | None = None
     """The score on the validation split, where a run uses one; the test split is then scored at the end."""
@@ -197,7 +189,6 @@ class Progress:
     """The fraction of this job's time so far, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
-        """Return all values under one name each, as metrics.jsonl and loggers have them."""
         line = {
             "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds"),
             "round": self.round,

@@ -24,7 +24,6 @@ from istmpi.models.user import UserNetwork
 from istmpi.trees import mapped
 
 KEPT = 200
-"""The number of tables that are kept, the newest ones."""
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
@@ -42,7 +41,6 @@ def recall(network: UserNetwork) -> dict[str, Any] | None:
 
 
 def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
-    """Keep the table of a network, as `Table.tree` gives it."""
     facts = _facts(network)
     if facts is None or (path := _path(facts)) is None:
         return

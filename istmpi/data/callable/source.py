@@ -97,7 +97,6 @@ def _takes(function: Any) -> set[str]:
 
 
 def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[str, Any]:
-    """Return the data sets of a function by the names of their splits; DataError for anything else."""
     from torch.utils.data import IterableDataset
 
     from istmpi.data.callable.split import drawing

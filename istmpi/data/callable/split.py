@@ -38,7 +38,6 @@ class OwnSplit(Split):
 
     dataset: Any
     name: str
-    """The source and the split, for messages."""
     collate: Callable[[list[Any]], Any]
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""

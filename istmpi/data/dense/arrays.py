@@ -107,7 +107,6 @@ def array_names(what: str, split: str) -> list[str]:
 
 
 def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit) -> dict[str, np.ndarray]:
-    """Return arrays with the test split that a run holds out, of each class where there are classes."""
     by_name = {name.lower(): name for name in arrays}
     if not test.is_drawn(source, any(name in by_name for name in array_names("x", "test"))):
         return arrays
@@ -159,7 +158,6 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
-    """Return the convention on the scale of features: bytes, or floats."""
     dtypes = {*dtypes}
     if dtypes == {np.dtype(np.uint8)}:
         return {"type": "bytes"}

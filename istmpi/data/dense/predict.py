@@ -90,7 +90,6 @@ def read_inputs(
 
 
 def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | None:
-    """Return the classes of the examples of `read_inputs`, in their order, where the data tell them."""
     if source.lower().endswith(".npz"):
         arrays, *names = _arrays_of(Path(source), split, test)
         x, y = (arrays.get(name, np.empty(0)) for name in names)

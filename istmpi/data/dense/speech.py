@@ -35,7 +35,6 @@ LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 RATES = 1_000, 768_000
 """Samples a second."""
 MOST_SAMPLES = 2**26
-"""An hour at 16 kHz has 57.6 million."""
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 LEAST_OFFSET = 0.01
@@ -100,7 +99,6 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
 
 
 def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``."""
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
 

@@ -35,7 +35,6 @@ class Table:
     names: list[str] | None
     name_of_label: str | None
     x: np.ndarray
-    """``[n, features]`` float64."""
     labels: list[str]
 
 

@@ -149,7 +149,6 @@ def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarr
 
 
 def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
-    """Return compressed sparse rows as a float32 matrix; repeated elements are added."""
     rows, columns, values, shape = csr_of(parts, name, where)
     x = np.zeros(shape, np.float32)
     np.add.at(x, (rows, columns), values.astype(np.float32))

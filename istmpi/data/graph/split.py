@@ -48,7 +48,6 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """The pairs of a node and one that it hears from."""
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
@@ -130,7 +129,6 @@ class GraphSplit(Split):
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Return the nodes and edges for each example: a mean over some batches."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
         count, nodes, edges = len(self), 0, 0

@@ -144,7 +144,6 @@ LAYOUTS = (
 
 
 def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
-    """Return the layout of CIFAR whose files are all in one folder, and that folder."""
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
         folder = names[0].removesuffix(layout.names) if names else ""

@@ -44,7 +44,6 @@ class Rows:
     repeated: int
     """Labels that a row had already, which are left out."""
     blank: int
-    """Blank lines behind the first row."""
     blank_rows: int
     """Blank lines that are rows, to match the header's number of rows."""
 
@@ -101,7 +100,6 @@ def _says(header: Header) -> str:
 
 
 def _header_of(where: str, line: bytes) -> Header | None:
-    """Return the header that a first line is; None where it is a row of svmlight."""
     words = line.split()
     if any(b":" in word for word in words):
         return None

@@ -107,7 +107,6 @@ def _sizes(rows: Rows) -> tuple[int, int]:
 
 
 def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Material:
-    """Return the rows ``[rows]`` bool of each split that have a feature and a label."""
     sources = [*{rows.name: rows for rows, _ in parts.values()}.values()]
     for source in sources[1:]:
         here, first = (_sizes(rows) if rows.header else None for rows in (source, sources[0]))

@@ -50,9 +50,7 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 @dataclass(eq=False)
 class SparseSplit(Split):
     rows: Ragged
-    """Columns int32 and values float32."""
     targets: Ragged
-    """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
     """They learn where rows begin, and how long they are, before they are read."""
     chosen: np.ndarray | None = None

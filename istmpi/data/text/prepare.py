@@ -78,7 +78,6 @@ def _split_in(file: str) -> str:
 
 
 def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yield the documents of a .jsonl, a blank line as an empty one."""
     for number, line in enumerate(stream.lines(), start=1):
         where = f"{stream.name}, line {number}"
         if not line.strip():

@@ -78,7 +78,6 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all tokens, or of a sample; the ``guard`` is not asked."""
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
