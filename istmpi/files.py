@@ -15,7 +15,8 @@ _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside a file that nobody has had before, nor can guess: other hosts may remember it, or put a link there."""
+    """Return a name beside a file that nobody has had before, or can guess: others may remember it, or put a link
+    there."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 

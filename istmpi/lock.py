@@ -40,7 +40,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
-        self._own = text_of_this_process()
+        self._own = json.dumps(_this_process()) + "\n"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
@@ -129,10 +129,6 @@ def holder(folder: Path) -> str:
     if alive is None and _touched(path):
         alive = _age(path) < SECONDS_UNTIL_LEFT
     return _name(facts) if alive else ""
-
-
-def text_of_this_process() -> str:
-    return json.dumps(_this_process()) + "\n"
 
 
 def _this_process() -> dict[str, Any]:

@@ -71,11 +71,9 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
         self.path, self.source, self._scratch = Path(path), str(path), scratch
-        give = "Give a folder, a .tar or .tar.gz, or a file."
-        if not self.path.exists():
-            raise DataError(f"{self.path} does not exist. {give}")
         if not (self.path.is_file() or self.path.is_dir()):
-            raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
+            what = f"is {kind_of(self.path)}" if self.path.exists() else "does not exist"
+            raise DataError(f"{self.path} {what}. Give a folder, a .tar or .tar.gz, or a file.")
         self._left_out: list[str] = []
         self._read: set[str] = set()
         self._members_of: dict[str, int] | None = None

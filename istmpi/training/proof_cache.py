@@ -29,10 +29,8 @@ KEPT = 200
 def recall(network: UserNetwork) -> dict[str, Any] | None:
     """Return the tree of a network's table from before (`Table.tree`); None where there is none to trust."""
     facts = _facts(network)
-    if facts is None or (path := _path(facts)) is None:
-        return None
     try:
-        if not _private(path):
+        if (path := _path(facts)) is None or not _private(path):
             return None
         kept = json.loads(content(path, JSON_BYTES))
         return Table.from_tree(kept["table"]).tree() if kept["facts"] == facts else None
@@ -42,7 +40,7 @@ def recall(network: UserNetwork) -> dict[str, Any] | None:
 
 def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
     facts = _facts(network)
-    if facts is None or (path := _path(facts)) is None:
+    if (path := _path(facts)) is None:
         return
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,12 +80,12 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
     }
 
 
-def _path(facts: Mapping[str, Any]) -> Path | None:
+def _path(facts: Mapping[str, Any] | None) -> Path | None:
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")
-        if not os.path.isabs(folder):
-            return None
+    if facts is None or not os.path.isabs(folder):
+        return None
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return Path(folder) / "istmpi" / "proofs" / f"{key[:32]}.json"
 

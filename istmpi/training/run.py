@@ -111,8 +111,7 @@ def recorded(
                     note(f"set aside, because the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
-        record = RunRecord(training, folder, watch, lock, at_the_end, inside)
-        record.begin(began, start, hang_watch, trained)
+        record = RunRecord(training, folder, watch, lock, at_the_end, hang_watch, trained, start, inside, began)
         try:
             yield training, record
         except DivergedError as error:

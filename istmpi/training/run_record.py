@@ -34,15 +34,36 @@ class RunRecord:
         watch: Watch,
         lock: FolderLock | None,
         at_the_end: ExitStack,
-        newest: Path | None,
+        hang_watch: HangWatch,
+        trained: bool,
+        start: Path | None,
+        inside: Path | None,
+        notes: Sequence[str],
     ):
-        """``newest``: the checkpoint in the folder that the run resumes from, if it does."""
+        """Write the run's settings down and announce it.
+
+        ``start``: the checkpoint that it resumes from, ``inside`` where that is in the folder; ``trained``: that is the
+        trained network.
+        """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
-        self._communicator, self._at_the_end = training.communicator, at_the_end
-        self._first = self._communicator.rank == 0
+        self._communicator, self._first = training.communicator, training.communicator.rank == 0
+        self._hang_watch, self._trained, self._last = hang_watch, trained, None
         settings, communicates = training.run.checkpoint, training.makes_communicators
-        self._saver = Saver(folder.path, settings, self._communicator, self.note, newest, communicates)
+        self._saver = Saver(folder.path, settings, self._communicator, self.note, inside, communicates)
         at_the_end.callback(self._saver.close)
+        if self._first:
+            folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
+            folder.keep_metrics(training.rounds_done)
+            at_the_end.push(partial(_close, watch))
+            at_the_end.push(hang_watch)  # loggers may take long to come to an end
+            watch.started(training, folder, self._saver)
+            for line in notes:
+                self.note(line)
+            if start:
+                self.note(f"resuming from {start}, {training.position}.")
+        if start and not self._saver.newest and not training.done:
+            self._saver.save(*training.state())  # so that --resume auto resumes from there, too
+            self._saver.wait()
 
     @property
     def folder(self) -> Path:
@@ -54,28 +75,6 @@ class RunRecord:
     def note(self, message: str) -> None:
         if self._first:
             self._watch.noticed(message)
-
-    def begin(self, notes: Sequence[str], start: Path | None, hang_watch: HangWatch, trained: bool) -> None:
-        """Write the run's settings down and announce it; ``start``: the checkpoint that it resumes from.
-
-        ``trained``: that is the trained network.
-        """
-        training, folder, saver = self._training, self._folder, self._saver
-        self._hang_watch, self._trained, self._last = hang_watch, trained, None
-        if self._first:
-            folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
-            folder.keep_metrics(training.rounds_done)
-            self._at_the_end.push(partial(_close, self._watch))
-            # Loggers may take long to come to an end.
-            self._at_the_end.push(hang_watch)
-            self._watch.started(training, folder, saver)
-            for line in notes:
-                self.note(line)
-            if start:
-                self.note(f"resuming from {start}, {training.position}.")
-        if start and not saver.newest and not training.done:
-            saver.save(*training.state())  # so that --resume auto resumes from there, too
-            saver.wait()
 
     def add(self, progress: Progress) -> None:
         self._last = progress

@@ -20,7 +20,7 @@ from istmpi.models.label_blocks import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, LOSSES, Parts, Ranking, losses_of
+from istmpi.multilabel import AT, LOSSES, Ranking, losses_of, parts_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
@@ -120,7 +120,7 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     logits = logits.round() if ties else logits
     counts = data.label_counts(LABELS)
     ends = [LABELS * n // parts for n in range(parts + 1)]
-    found = [Parts.of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
+    found = [parts_of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
     sums = Ranking(counts, 40, (0.55, 1.5), loss).sums(found, batch.targets)
     assert Ranking.scores(sums) == pytest.approx(naive_scores(logits.numpy(), y, counts, 40), abs=1e-12)
     assert sums[0] == pytest.approx(float(naive_losses(logits, torch.from_numpy(y), loss).sum()), abs=1e-9)

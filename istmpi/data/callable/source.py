@@ -54,7 +54,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
     if test.is_drawn(source, "test" in splits):
         whole, name = splits["train"], f"{source}: test"
         train, held = test.divided(len(whole))
-        splits |= {"train": replace(whole, rows=train), "test": replace(whole, rows=held, name=name)}
+        splits |= {"train": replace(whole, chosen=train), "test": replace(whole, chosen=held, name=name)}
     splits["train"].ahead = ahead
     batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
     (first, *others), target = batch.inputs, None if isinstance(batch.targets, Mapping) else batch.targets[1]

@@ -24,7 +24,6 @@ from istmpi import rng
 from istmpi.code import short
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
-from istmpi.data.holdout import divided
 from istmpi.errors import DataError
 from istmpi.trees import Named, tensors_of
 
@@ -46,8 +45,7 @@ class OwnSplit(Split):
     shape: tuple[int, ...] = ()
     """The shape of an example as a network gets it, where not ``whole``."""
     classes: int = 0
-    rows: np.ndarray | None = None
-    """The numbers in the data set of this split's examples; None for all."""
+    chosen: np.ndarray | None = None
     ahead: int = 0
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -68,7 +66,7 @@ class OwnSplit(Split):
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
-        rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
+        rows = np.asarray(self.places(indices)).tolist()
         items, key = [], key or 0
         with drawing() as seed:
             for row in rows:
@@ -95,7 +93,7 @@ class OwnSplit(Split):
         return True
 
     def __len__(self) -> int:
-        return len(self.dataset if self.rows is None else self.rows)
+        return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
         """Return the classes, for which all examples are read; zeros where there are none."""
@@ -108,10 +106,6 @@ class OwnSplit(Split):
 
     def reshaped(self, shape: tuple[int, ...]) -> OwnSplit:
         return replace(self, shape=shape)
-
-    def divided(self, fraction: float, seed: int) -> tuple[OwnSplit, OwnSplit]:
-        train, held = divided(len(self), fraction, seed)
-        return replace(self, rows=train), replace(self, rows=held)
 
     @cached_property
     def _sample(self) -> list[Batch]:

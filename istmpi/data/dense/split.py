@@ -13,7 +13,6 @@ import numpy as np
 
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split, checksum_of, require_finite, sample_of
-from istmpi.data.holdout import divided
 from istmpi.data.moments import Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
@@ -39,7 +38,6 @@ class DenseSplit(Split):
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation with which batches have ``y``."""
     chosen: np.ndarray | None = None
-    """The rows of ``x`` that its examples are, one for each row of ``y``."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that ``x`` is less than in the data."""
     shift: np.ndarray | None = None
@@ -50,14 +48,13 @@ class DenseSplit(Split):
         self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
         self.shape = tuple(self.shape) or self.x.shape[1:]
         self.input_shape = tuple(self.input_shape) or self.read_shape
-        rows = self.x if self.chosen is None else self.chosen
-        assert self.x.ndim == 2 and len(rows) == len(self.y), (self.x.shape, self.y.shape)
+        assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
         assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
         assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
         assert (self.mean is None) == (self.std is None)
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self.y if self.chosen is None else self.chosen)
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -68,7 +65,7 @@ class DenseSplit(Split):
 
         x = self._features_for(indices, key)
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
-        y = self.y.take(indices, axis=0)
+        y = self.y.take(self.places(indices), axis=0)
         if self.targets is not None:
             mean, std = self.targets
             y = (y - mean) / std
@@ -79,13 +76,10 @@ class DenseSplit(Split):
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
-        rows = self._rows(indices)
+        rows = self.places(indices)
         if self.guard is not None:
             self.guard(rows)
         return self._read(rows)
-
-    def _rows(self, indices: np.ndarray) -> np.ndarray:
-        return indices if self.chosen is None else self.chosen[indices]
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
         return self._normalised(self.x.take(indices, axis=0))
@@ -100,12 +94,10 @@ class DenseSplit(Split):
         return x
 
     def labels(self) -> np.ndarray:
-        return self.y
+        return self.y if self.chosen is None else self.y[self.chosen]
 
-    def divided(self, fraction: float, seed: int) -> tuple[DenseSplit, DenseSplit]:
-        parts = divided(len(self), fraction, seed, self.y if self.y.ndim == 1 else None)
-        train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
-        return train, validation
+    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        return super().divided(fraction, seed, self.labels() if self.y.ndim == 1 else None)
 
     def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
         if normalisation is None:
@@ -132,7 +124,7 @@ class DenseSplit(Split):
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
-        return checksum_of(rows, lambda part: [self._read(self._rows(part))], max(2**20 // row_bytes, 1))
+        return checksum_of(rows, lambda part: [self._read(self.places(part))], max(2**20 // row_bytes, 1))
 
 
 def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:

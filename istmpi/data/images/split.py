@@ -160,7 +160,7 @@ class ImageSplit(DenseSplit):
         return augmentation.applied(images, key) if augmentation else images
 
     def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
-        rows = self._rows(indices)
+        rows = self.places(indices)
         if self.guard is not None:
             self.guard(rows)
         images = self.x.take(rows, axis=0).reshape(len(rows), *self.shape)
