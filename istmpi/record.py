@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,8 @@ class RunFolder:
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        try:
+        with self._refusal(name, "removed"):
             (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.path / name} cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
         self._open(f".{name}", "w", text)
@@ -132,11 +131,11 @@ class RunFolder:
             file.write(text)
 
     @contextmanager
-    def _refusal(self, name: str) -> Iterator[None]:
+    def _refusal(self, name: str, done: str = "written") -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
+            raise OutputError(f"{self.path / name}: cannot be {done} ({error.strerror}).") from None
 
 
 def home(wanted: str, name: str) -> Path:
@@ -157,9 +156,5 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 def _free(path: Path) -> Path:
-    number = 1
-    candidate = path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())

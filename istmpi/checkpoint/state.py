@@ -4,6 +4,7 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,26 +30,17 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
-        yield Piece(
-            path=place(name),
-            shape=shape,
-            dtype=parameter.dtype,
-            values=_bytes(store.tensors[name]),
-            first_row=store.owners.rows(shape[0], store.rank).start,
-            axes=str(parameter.pattern),
-            blocks=store.owners.ranks,
-            block=store.rank,
-        )
+        first, values = store.owners.rows(shape[0], store.rank).start, _bytes(store.tensors[name])
+        yield _part(store, place(name), shape, parameter.dtype, values, first, str(parameter.pattern))
 
 
 def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piece]:
     """Yield the frozen parameters that the constructor does not make, each rank some of their rows."""
-    owners, rank = store.owners, store.rank
     for name in sorted(network.code.given):
         values = network.frozen[name]
-        rows, dtype = owners.rows(len(values), rank), str(values.dtype).removeprefix("torch.")
+        rows, dtype = store.owners.rows(len(values), store.rank), str(values.dtype).removeprefix("torch.")
         part = _bytes(values[rows.start : rows.stop])
-        yield Piece(f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "", owners.ranks, rank)
+        yield _part(store, f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "")
 
 
 def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
@@ -100,19 +92,23 @@ def deployment_pieces(
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
     """Yield the tensors that differ from rank to rank between rounds, whole: one block for each rank."""
-    ranks, rank = store.owners.ranks, store.rank
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
         first, *other = parameter.pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
-        shape = ranks * rows, *rest
-        yield Piece(f"partial/{place(name)}", shape, parameter.dtype, _bytes(values), rank * rows, axes, ranks, rank)
+        shape, path = (store.owners.ranks * rows, *rest), f"partial/{place(name)}"
+        yield _part(store, path, shape, parameter.dtype, _bytes(values), store.rank * rows, axes)
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
-    return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
+    values = np.array([contents], dtype=np.int64)
+    return _part(store, "data/own", (store.owners.ranks, len(contents)), "int64", values, store.rank)
+
+
+def _part(store: ParameterStore, *dataset: Any) -> Piece:
+    """Return the piece of a dataset of which each rank writes a block."""
+    return Piece(*dataset, blocks=store.owners.ranks, block=store.rank)
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -45,20 +46,18 @@ class Stream:
 
     def lines(self) -> Iterator[bytes]:
         """Yield its lines with their ends, without a byte order mark."""
-        mark = BOM_UTF8
-        while line := self._line():
-            yield line.removeprefix(mark)
+        mark, line = BOM_UTF8, b"\n"
+        while line:
+            with self._named_damage():
+                line = self._file.readline(LONGEST_LINE + 1)
+            if len(line) > LONGEST_LINE:
+                raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
+            if line:
+                yield line.removeprefix(mark)
             mark = b""
 
     def _named_damage(self) -> AbstractContextManager:
         return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, *_DAMAGE)
-
-    def _line(self) -> bytes:
-        with self._named_damage():
-            line = self._file.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
-        return line
 
 
 class Archive:
@@ -153,7 +152,7 @@ class Archive:
                 for entry in [*os.scandir(self.path / folder)]:
                     name = folder + entry.name
                     linked = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
-                    again = any(_overlap(real, other) for real in linked for other in above)
+                    again = any(os.path.commonpath(pair) in pair for pair in product(linked, above))
                     if os.path.isfile(entry) and not entry.name.startswith("."):
                         paths[printable(name)] = self.path / name
                     elif os.path.isdir(entry) and not entry.name.startswith(".") and not again:
@@ -194,10 +193,8 @@ class Archive:
                 yield member, tar
                 tar.members.clear()  # tarfile remembers every member; a large archive has millions
 
-    @contextmanager
-    def _named_damage(self) -> Iterator[None]:
-        with reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE):
-            yield
+    def _named_damage(self) -> AbstractContextManager:
+        return reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE)
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
@@ -224,7 +221,3 @@ def _is_tar(path: Path) -> bool:
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. {_AGAIN}") from None
         return False
-
-
-def _overlap(folder: str, other: str) -> bool:
-    return os.path.commonpath([folder, other]) in (folder, other)

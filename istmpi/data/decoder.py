@@ -62,7 +62,7 @@ class Example:
     split: str
 
 
-class Decoder:
+class Decoder(ExitStack):
     """Decodes files into examples with bounded memory; a context that owns the scratch files.
 
     Rows go to a nameless file in the folder ``scratch``, because a tar file's order is not that of the names.
@@ -73,13 +73,7 @@ class Decoder:
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as in SRC"
         self.notes = Notes()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Decoder":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        super().__init__()
 
     def run(
         self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
@@ -116,7 +110,7 @@ class Decoder:
         return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
-        return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
+        return self.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
         if len(bad) <= self._max_bad * total:

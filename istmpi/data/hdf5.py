@@ -132,10 +132,10 @@ class PreparedFile:
         x, expected = self.mapped(name), expected_checksums(self._file, name)
         return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def attribute(self, name: str, *default: object) -> object:
-        if name not in self._file.attrs and not default:
+    def attribute(self, name: str) -> object:
+        if name not in self._file.attrs:
             raise self.error(f"has no attribute {name}; prepare it again")
-        return self._file.attrs.get(name, *default)
+        return self._file.attrs[name]
 
     def text(self, name: str) -> str:
         return str(plain(self.attribute(name)))

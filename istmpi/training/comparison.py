@@ -27,13 +27,8 @@ from istmpi.training.watch import Watch
 
 EVALUATIONS = 20
 """Evaluations of a run that sets none: more than `istmpi train` takes, for a finer time to a target."""
-REHEARSED = {
-    "method.local_steps": 1,
-    "method.epochs": 1,
-    "method.burn_in": 0,
-    "optimizer.warm_up": 0,
-    "train.resolution": [],
-}
+REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
+REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
 """Settings of the shortest possible round that still has everything that takes memory."""
 
 
