@@ -24,8 +24,7 @@ from istmpi.foreign import staying
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.resuming import changes_since
-from istmpi.training.same_data import contents
+from istmpi.training.same_data import changes_since, contents
 from istmpi.training.share_log import followed
 
 
