@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from istmpi.config.learner import OWN_SETTINGS, Model
 from istmpi.config.run import Run
-from istmpi.config.sections import OWN_SETTINGS, Model
 from istmpi.methods import METHODS
 from istmpi.models.arguments import arguments_of
 from istmpi.names import NETWORKS

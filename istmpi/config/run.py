@@ -14,19 +14,8 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from istmpi.config.sections import (
-    OWN_SETTINGS,
-    Checkpoint,
-    Comm,
-    Data,
-    Evaluate,
-    Method,
-    Model,
-    Optimizer,
-    Output,
-    OwnModel,
-    Train,
-)
+from istmpi.config.learner import OWN_SETTINGS, Method, Model, Optimizer, OwnModel
+from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Train
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml

@@ -40,7 +40,8 @@ class Training(Prepared):
         every = run.evaluate.rounds_between(run.train.rounds)
         with staying():
             while not (self.done or self.stop.reason):
-                if not self._run_round():
+                number = self.rounds_done
+                if not driven(self.attempt(), lambda local_step, number=number: self.method.take(number, local_step)):
                     return
                 due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
                 validation = self._validate() if due and self.best else None
@@ -87,10 +88,6 @@ class Training(Prepared):
         self.tally.count(last, self.rounds_done, loss)
         self._look_at_the_clock()
         return True
-
-    def _run_round(self) -> bool:
-        number = self.rounds_done
-        return driven(self.attempt(), lambda local_step: self.method.take(number, local_step))
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
         done = self.method.first_step(self.rounds_done)

@@ -30,10 +30,8 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
     with communicator.agreed():
         if differences := first_run.differences(run):
             shown = "; ".join(f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items())
-            raise ConfigError(
-                f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
-                f"the same command line and run file."
-            )
+            cure = "Give all ranks the same command line and run file."
+            raise ConfigError(f"the ranks have different settings ({shown}; rank 0's first). {cure}")
         for fact, first in first_meaning.items():
             if meaning[fact] != first:
                 raise DataError(

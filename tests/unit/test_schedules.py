@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from istmpi.config import Run
-from istmpi.config.sections import Optimizer
+from istmpi.config.learner import Optimizer
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import RunFolder
 from istmpi.report import plots

@@ -67,7 +67,7 @@ def command(
     else:
         inputs, example = None, options.shape("--shape", shape)
 
-    from istmpi.config.sections import OWN_SETTINGS
+    from istmpi.config.learner import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
     from istmpi.models.inspection import examine
     from istmpi.models.user import user_network

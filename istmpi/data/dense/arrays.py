@@ -212,12 +212,10 @@ def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
             if key in files:
                 raise DataError(f"{archive.path} has both {files[key]} and {name}; keep one data set per folder.")
             files[key] = name
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        for what, axes in (("images", 3), ("labels", 1)):
-            if (split, what) not in files:
-                raise DataError(
-                    f"{archive.path} has no {prefix}-{what}-idx{axes}-ubyte[.gz]; idx needs all four files."
-                )
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        prefix, what, _ = name.split("-")
+        if (prefix.replace("t10k", "test"), what) not in files:
+            raise DataError(f"{archive.path} has no {name}-ubyte[.gz]; idx needs all four files.")
     return files
 
 

@@ -167,10 +167,7 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
 
     def pickled(part: str, kind: type) -> object:
         with reading(f"{where}{part} is not a Planetoid pickle", again, ValueError):
-            value = read_pickle(files[part])
-            if not isinstance(value, kind):
-                raise ValueError(f"it holds no {kind.__name__}")
-            return value
+            return read_pickle(files[part], kind)
 
     def matrix(part: str) -> np.ndarray:
         parts = pickled(part, dict)
@@ -190,9 +187,10 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
     if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set.")
-    pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
-    lists = all(type(node) is int and isinstance(heard, list) for node, heard in pairs)
-    if not lists or not all(type(other) is int for _, heard in pairs for other in heard):
+    lists = pickled("graph", dict)
+    edges = [(other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard]
+    ends = {type(end) for edge in edges for end in edge}
+    if ends - {int} or not all(isinstance(heard, list) for heard in lists.values()):
         raise DataError(f"{where}graph is not a dictionary of node lists. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
@@ -200,6 +198,5 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     x[index], labels[index] = tested, tested_classes
     validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
     splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
-    sources = np.array([other for _, heard in pairs for other in heard], np.int64)
-    targets = np.repeat(np.array([node for node, _ in pairs], np.int64), [len(heard) for _, heard in pairs])
+    sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
     return RawGraph(x, True, sources, targets, labels, splits)

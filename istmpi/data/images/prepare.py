@@ -73,7 +73,13 @@ def image_decoder(
 
     def decode(name: str, content: bytes) -> np.ndarray:
         nonlocal like
-        image = _open(pillow, content)
+        with _as_bad_file(pillow):
+            image = pillow.open(io.BytesIO(content))
+            if image.width * image.height > MOST_PIXELS:
+                raise BadFileError(f"{image.width}x{image.height} pixels are too many")
+            image.load()
+        if image.mode not in GREY + COLOUR:
+            raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
         modes.add(image.mode)
         if mode == "L" and image.mode not in GREY:
             raise DataError(f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first.")
@@ -98,17 +104,6 @@ def image_decoder(
     return decode
 
 
-def _open(pillow: ModuleType, content: bytes) -> object:
-    with _as_bad_file(pillow):
-        image = pillow.open(io.BytesIO(content))
-        if image.width * image.height > MOST_PIXELS:
-            raise BadFileError(f"{image.width}x{image.height} pixels are too many")
-        image.load()
-    if image.mode not in GREY + COLOUR:
-        raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
-    return image
-
-
 @contextmanager
 def _as_bad_file(pillow: ModuleType) -> Iterator[None]:
     with warnings.catch_warnings():
@@ -126,20 +121,20 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the files; the bytes of a binary record's labels, the last of them the class, or keys in pickles."""
+    """The files' names, the test file last; the bytes of a binary record's labels, the last of them the class, or keys
+    in pickles."""
 
-    train: tuple[str, ...]
-    test: str
+    batches: tuple[str, ...]
     names: str
     label_bytes: int = 0
     keys: tuple[bytes, bytes] = (b"", b"")
 
 
 LAYOUTS = (
-    Layout(tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", "batches.meta.txt", 1),
-    Layout(("train.bin",), "test.bin", "fine_label_names.txt", 2),
-    Layout(BATCHES, "test_batch", "batches.meta", keys=(b"labels", b"label_names")),
-    Layout(("train",), "test", "meta", keys=(b"fine_labels", b"fine_label_names")),
+    Layout((*(f"{name}.bin" for name in BATCHES), "test_batch.bin"), "batches.meta.txt", 1),
+    Layout(("train.bin", "test.bin"), "fine_label_names.txt", 2),
+    Layout((*BATCHES, "test_batch"), "batches.meta", keys=(b"labels", b"label_names")),
+    Layout(("train", "test"), "meta", keys=(b"fine_labels", b"fine_label_names")),
 )
 
 
@@ -147,7 +142,7 @@ def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
         folder = names[0].removesuffix(layout.names) if names else ""
-        if names and {folder + name for name in (*layout.train, layout.test)} <= {*archive.names}:
+        if names and {folder + name for name in layout.batches} <= {*archive.names}:
             return layout, folder
     return None
 
@@ -155,11 +150,10 @@ def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
 def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
     """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
     layout, folder = place
-    files = dict(archive.read([folder + name for name in (*layout.train, layout.test, layout.names)]))
+    files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
     names = _classes(folder + layout.names, files[folder + layout.names], layout)
-    parts = [_batch(folder + name, files[folder + name], layout, len(names)) for name in (*layout.train, layout.test)]
-    train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))
-    splits = {"train": train, "test": parts[-1]}
+    *parts, test = (_batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches)
+    splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
     return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
@@ -191,8 +185,8 @@ def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.
 
 def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
     with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
-        values = read_pickle(content)
+        values = read_pickle(content, dict)
         for key, kind in kinds.items():
-            if not isinstance(values, dict) or not isinstance(values.get(key), kind):
+            if not isinstance(values.get(key), kind):
                 raise ValueError(f"it has no {kind.__name__} {key.decode()}")
         return values

@@ -31,6 +31,10 @@ class Header(NamedTuple):
     features: int
     labels: int
 
+    @property
+    def says(self) -> str:
+        return f"the header states {self.rows:,} rows"
+
 
 @dataclass
 class Rows:
@@ -78,13 +82,13 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
         if once or row_columns:
             filled, inside = filled + 1, len(counts) - filled - 1
             if header and filled > header.rows:
-                raise DataError(f"{where}: {_says(header)}, but there are more. Correct the header.")
+                raise DataError(f"{where}: {header.says}, but there are more. Correct the header.")
     if not filled:
         raise DataError(f"{stream.name}, line {end + 1}: the file is empty. Give a file with rows.")
     blank, missing = len(counts) - filled, header.rows - filled if header else 0
     if missing and not inside <= missing <= blank:
         raise DataError(
-            f"{stream.name}, line {end}: {_says(header)}, but the file ends after {filled:,}, and {blank:,} "
+            f"{stream.name}, line {end}: {header.says}, but the file ends after {filled:,}, and {blank:,} "
             "blank lines. Correct the header, or copy the file again."
         )
     lengths, label_lengths = (np.frombuffer(numbers, np.int32) for numbers in (counts, label_counts))
@@ -93,10 +97,6 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
     features = Ragged(offsets_of(lengths[kept]), arrays)
     of_labels = Ragged(offsets_of(label_lengths[kept]), (np.frombuffer(labels, np.int32),))
     return Rows(stream.name, header, features, of_labels, first_line, repeated, blank, missing)
-
-
-def _says(header: Header) -> str:
-    return f"the header states {header.rows:,} rows"
 
 
 def _header_of(where: str, line: bytes) -> Header | None:

@@ -44,9 +44,8 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
             masks = {"train": ~test, "test": test}
         return _material(archive, {split: (whole, mask) for split, mask in masks.items()})
     sources = {rows.name: rows for rows in _read(archive, decoder, {*files.values()}, counted_from)}
-    return _material(
-        archive, {split: (sources[name], np.ones(len(sources[name]), bool)) for split, name in files.items()}
-    )
+    parts = {split: sources[name] for split, name in files.items()}
+    return _material(archive, {split: (rows, np.ones(len(rows), bool)) for split, rows in parts.items()})
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -109,14 +108,13 @@ def _sizes(rows: Rows) -> tuple[int, int]:
 def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Material:
     sources = [*{rows.name: rows for rows, _ in parts.values()}.values()]
     for source in sources[1:]:
-        here, first = (_sizes(rows) if rows.header else None for rows in (source, sources[0]))
+        here, first = (
+            "{:,} features and {:,} labels".format(*_sizes(rows)) if rows.header else "no header"
+            for rows in (source, sources[0])
+        )
         if here != first:
-            says = [
-                "no header" if sizes is None else "{:,} features and {:,} labels".format(*sizes)
-                for sizes in (here, first)
-            ]
             raise DataError(
-                f"{source.name}, line 1 states {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
+                f"{source.name}, line 1 states {here}, but {sources[0].name} {first}. Give files that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
     splits, seen, bare, unlabelled = {}, {}, 0, 0
