@@ -3,8 +3,6 @@
 Tensors with the name and the shape of a parameter are taken, so that the full network computes the same with them.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import warnings

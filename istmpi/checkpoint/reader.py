@@ -1,7 +1,5 @@
 """Reading a checkpoint: needs neither MPI nor torch."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

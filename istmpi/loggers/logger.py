@@ -1,7 +1,5 @@
 """The base of the loggers, and a watch with loggers beside it, none of which is a reason for a run to fail."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from textwrap import shorten

@@ -1,7 +1,5 @@
 """``train.epochs``: the length of a run in passes over the data, as rounds."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 

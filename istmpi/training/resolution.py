@@ -3,8 +3,6 @@
 Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 

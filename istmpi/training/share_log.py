@@ -1,7 +1,5 @@
 """Keeps a run's shares, from its settings or an earlier run's metrics, and follows measured times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FILE.py:function of the user's, which returns map-style data sets; torch is imported where it is called."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Mapping

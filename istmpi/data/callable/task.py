@@ -3,8 +3,6 @@
 They stand on the network's class or else in the data's file; beside a score ``score_name`` and ``higher_is_better``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import product
