@@ -126,18 +126,15 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(part, int) and abs(part) > MOST for part in parts):
         raise ConfigError(f"{where} must lie between -2^64 and 2^64.")
-    if any(isinstance(part, str) and any("\ud800" <= sign <= "\udfff" for sign in part) for part in parts):
-        raise ConfigError(f"{where} must be printable text.")  # bytes of a command line
+    if any(isinstance(part, str) and not part.isprintable() for part in parts):
+        raise ConfigError(f"{where} must be printable text.")
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
-    for part in (*parts, *numbers_in(value)):
-        if isinstance(part, str) and not part.isprintable():
-            raise ConfigError(f"{where} must be printable text.")
-        if isinstance(part, float) and not math.isfinite(part):
-            interval = range_of(hint)
-            raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
+        interval = range_of(hint)
+        raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
     limits = _bare(hint)[1]
     if converted is not None and "at_most" in limits and converted > limits["at_most"]:
         raise ConfigError(f"{where} must be at most {limits['at_most']}.")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
@@ -121,7 +120,7 @@ class Comparison:
             return self._carry_out(watch)
 
     def _carry_out(self, watch: ComparisonWatch) -> dict[str, IstmpiError]:
-        failures, first = {}, self._communicator.rank == 0
+        failures = {}
         for number, turn in enumerate(self.turns, 1):
             self._leave_if_asked(turn)
             if self._communicator.broadcast_from_root(turn.finished):
@@ -141,7 +140,7 @@ class Comparison:
                 self._note_failure(turn, error)
                 watch.failed(turn, error)
             else:
-                if first:
+                if self._communicator.rank == 0:
                     (turn.folder / FAILURE).unlink(missing_ok=True)
         self._communicator.barrier()  # rank 0 has written everything
         return failures
@@ -224,7 +223,7 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
     return ""
 
 
-def _ranks(record: Path) -> Any:
+def _ranks(record: Path) -> int | str:
     try:
         return Fields.read(record, record, "").whole("ranks", 1)
     except DataError:

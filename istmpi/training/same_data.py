@@ -12,7 +12,6 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
-from istmpi.models.architecture import Architecture
 from istmpi.names import class_of
 from istmpi.tasks import OWN
 
@@ -110,9 +109,11 @@ WITHOUT_EFFECT = (
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
     header, changed, refused = checkpoint.header, [], []
+    old, new = checkpoint.architecture.table, here.architecture.table
+    moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source
     for setting, (saved, current) in header.run.differences(here.run).items():
         text = f"{setting} = {saved} in the checkpoint, {current} here"
-        if setting in MAY_CHANGE or (setting == "model.name" and _moved(checkpoint, here.architecture)):
+        if setting in MAY_CHANGE or (setting == "model.name" and moved):
             changed.append(text)
         elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
             refused.append(text)
@@ -120,9 +121,9 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
         current = getattr(here.data_summary, fact)
         if saved not in (None, current) and fact != "source":
             refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
-    if not same_targets(checkpoint.targets, here.dataset.targets):
+    there, now = checkpoint.targets or (), here.dataset.targets or ()
+    if len(there) != len(now) or not all(np.allclose(*pair, rtol=1e-5) for pair in zip(there, now)):
         refused.append("data: targets have another mean or deviation than in the checkpoint")
-    old, new = checkpoint.architecture.table, here.architecture.table
     if difference := old.difference(new):
         refused.append(f"network: {difference} (checkpoint, here)")
     elif new.source and old.source != new.source:
@@ -136,15 +137,3 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
             f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."
         )
     return changed
-
-
-def same_targets(one: tuple[np.ndarray, ...] | None, other: tuple[np.ndarray, ...] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(np.allclose(first, second, rtol=1e-5) for first, second in zip(one, other))
-
-
-def _moved(checkpoint: Checkpoint, architecture: Architecture) -> bool:
-    there = checkpoint.architecture
-    same_class = class_of(there.name) == class_of(architecture.name)
-    return same_class and there.table.source == architecture.table.source
