@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from curves import curve
 from data_files import write_idx
-from istmpi.data.files import archive as archives
+from istmpi.data import archive as archives
 from patience import patient
 from rich.console import Console
 
