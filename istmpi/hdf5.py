@@ -44,10 +44,6 @@ Read = Callable[[int], None]
 Kind = TypeVar("Kind")
 
 
-def unheard(nbytes: int) -> None:
-    """A `Read` for nobody."""
-
-
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
     """Open a file as a ``kind``, which reads its structure; DataError in one line for one that is damaged."""
@@ -243,7 +239,11 @@ def structure_errors(file: h5py.File) -> Iterator[str]:
 
 
 def checksum_errors(
-    file: h5py.File, part: int = 0, parts: int = 1, read: Read = unheard, paths: Collection[str] | None = None
+    file: h5py.File,
+    part: int = 0,
+    parts: int = 1,
+    read: Read = lambda nbytes: None,
+    paths: Collection[str] | None = None,
 ) -> Iterator[str]:
     """Find errors in the contents, one line each, in every ``parts``-th block from number ``part`` on.
 

@@ -65,22 +65,18 @@ class RunFolder:
     def require_usable(self, resume: bool) -> None:
         """Refuse, with a ConfigError, a folder with anything in it; to ``resume``, anything but a run."""
         path = self.path
-        try:
+        with usable(path):
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = " and not a run's folder" if resume else ""
                 cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
                 raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
-        except OSError as error:
-            raise _unusable(path, error) from None
 
     def make(self) -> None:
-        try:
+        with usable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
-        except OSError as error:
-            raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
         kept = [line for line in self.metrics() if line["round"] <= rounds]
@@ -151,8 +147,13 @@ def _expected(name: str) -> bool:
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 
-def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.")
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """A context that uses a folder for results; ConfigError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.") from None
 
 
 def _free(path: Path) -> Path:

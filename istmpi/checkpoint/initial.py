@@ -207,9 +207,8 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     """Open a file of any of these kinds, and check a part of istmpi's own; DataError in one line for others."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
-        raise DataError(
-            f"{subject} is {kind_of(path)}; it must be a file." if path.exists() else f"{subject} does not exist."
-        )
+        what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
+        raise DataError(f"{subject} {what}")
     if path.suffix in (".h5", ".hdf5"):
         with open_checkpoint(path) as checkpoint:
             checkpoint.require_valid(part, parts)

@@ -90,11 +90,7 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64, m > 0; the same on every machine.
-
-    ``labels`` are those of the training split. ConfigError for a placement that does not fit the task, DataError where
-    a stream would be left without rows.
-    """
+    """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64; the same on every machine."""
     assert 0 <= stream < streams, (stream, streams)
     if placement not in PLACEMENTS:
         raise ConfigError(f"data placement {placement!r} does not exist{did_you_mean(placement, PLACEMENTS)}")

@@ -19,7 +19,7 @@ from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, St
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
-from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
+from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home, usable
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
@@ -115,7 +115,10 @@ class Comparison:
         with ExitStack() as at_the_end:
             with self._communicator.agreed():
                 if first:
-                    self._make_folder()
+                    with usable(self.folder):
+                        self.folder.mkdir(parents=True, exist_ok=True)
+                        record = json.dumps({"ranks": self._communicator.size})
+                        (self.folder / COMPARISON).write_text(f"{record}\n", encoding="utf-8")
                     at_the_end.callback(FolderLock(self.folder, watch.noticed).release)
             return self._carry_out(watch)
 
@@ -155,16 +158,6 @@ class Comparison:
             )
             error.everywhere = True
             raise error
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            record = {"ranks": self._communicator.size}
-            (self.folder / COMPARISON).write_text(json.dumps(record) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--out {self.folder}: cannot be written ({error.strerror}). Give another folder."
-            ) from None
 
     def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}

@@ -3,7 +3,7 @@
 Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
 """
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from istmpi.checkpoint.initial import begin_as_constructed
@@ -43,7 +43,9 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
-        rows = place(settings.placement, _labels(run, data), rank, ranks, run.train.seed, settings.alpha)
+        # The targets of data of the user's own are in examples that take long to read.
+        labels = data.train.labels() if settings.placement == "by-label" else data.train
+        rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
     sizes = {}
     for side in sides:
         images = resized(data, side)
@@ -54,11 +56,6 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
         sizes[side] = Size(side, network, images, batches)
     return sizes
-
-
-def _labels(run: Run, data: Dataset) -> Sized:
-    # The targets of data of the user's own are in examples that take long to read.
-    return data.train.labels() if run.data.placement == "by-label" else data.train
 
 
 def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
@@ -108,10 +105,9 @@ def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
     """Return the parameters of another size's network that start anew: those with other axes or another shape."""
-    anew = set()
-    for name, parameter in network.parameters.items():
-        needed = parameter.pattern
-        present = parameters[name].pattern if name in parameters else None
-        if present != needed or present.shape(lengths) != needed.shape(network.lengths):
-            anew.add(name)
-    return frozenset(anew)
+
+    def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
+        return each and (each.pattern, each.pattern.shape(lengths))
+
+    here = network.parameters.items()
+    return frozenset(name for name, each in here if form(parameters.get(name), lengths) != form(each, network.lengths))

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from curves import curve
 from data_files import write_idx
-from istmpi.data import archive as archives
 from patience import patient
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
+from istmpi.data import archive as archives
 from istmpi.data.archive import Archive
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset

@@ -119,8 +119,9 @@ class GraphSplit(Split):
         return super().labels()
 
     def __len__(self) -> int:
-        count = {"full": 1, "neighbours": len(self.nodes)}.get(self.how)
-        return len(self.graph.members) if count is None else count
+        if self.how == "clusters":
+            return len(self.graph.members)
+        return 1 if self.how == "full" else len(self.nodes)
 
     def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
         labels = self.graph.labels[self.nodes]

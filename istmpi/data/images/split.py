@@ -160,11 +160,8 @@ class ImageSplit(DenseSplit):
         return augmentation.applied(images, key) if augmentation else images
 
     def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
-        rows = self.places(indices)
-        if self.guard is not None:
-            self.guard(rows)
-        images = self.x.take(rows, axis=0).reshape(len(rows), *self.shape)
-        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(rows), -1))
+        images = self._taken(indices).reshape(len(indices), *self.shape)
+        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(indices), -1))
 
 
 def examples_of(
@@ -199,14 +196,14 @@ def open_examples(file: PreparedFile) -> Opened:
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
-    name = next(name for name in ("crop", "flip", "cutout", "transforms") if getattr(augmentation, name))
-    train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
+    name, value = next((name, value) for name, value in vars(augmentation).items() if value)
+    train = _require_images(data, f"data.{name} = {value}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
-        if getattr(augmentation, name) >= side:
+        if (value := getattr(augmentation, name)) >= side:
             raise ConfigError(
-                f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
-                f"images ({' x '.join(map(str, data.shape))})."
+                f"data.{name} = {value} must be below the {side} pixels of {data.source}'s images "
+                f"({' x '.join(map(str, data.shape))})."
             )
     train = replace(train, augmentation=augmentation)
     if augmentation.transforms:
