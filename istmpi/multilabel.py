@@ -1,6 +1,9 @@
 """Rows with any number of labels among very many: their losses, and scores of the labels that are ranked first.
 
-Both losses are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
+The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
+cross-entropy of each label for itself, summed over all.
+
+Both are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
 contributes is told by few numbers, and no logits need to travel (`parts_of`).
 
 PSP@k is the precision at k in which a label counts the inverse of its propensity, over what the best ranking reaches
@@ -22,10 +25,6 @@ if TYPE_CHECKING:
 
 AT = (1, 3, 5)
 TOP = max(AT)
-LOSSES = ("softmax", "binary")
-"""Softmax is the mean over an example's labels of their cross-entropy, among all labels; binary the cross-entropy of
-each label for itself, summed over all."""
-SCORES = tuple(f"P@{k}" for k in AT) + tuple(f"PSP@{k}" for k in AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +98,7 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples of which loss and `SCORES` are made; ``propensities``: A and B of `inverse_propensities`."""
+    """Sums over examples of which loss and `scores` are made; ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
     """Loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""

@@ -172,10 +172,3 @@ class Optimizer:
     state: Annotated[tuple[str, ...] | None, "Optimizer state of a program, by weight; set by the program itself."] = (
         None
     )
-
-    def lr_at(self, step: int, steps: int) -> float:
-        """The learning rate of one of a run's local steps, which are numbered from 0 through all rounds."""
-        return schedules.rate_at(self, step, steps)
-
-    def require_usable(self, steps: int) -> None:
-        schedules.require_usable(self, steps)

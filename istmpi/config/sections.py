@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from istmpi.data.batches import PLACEMENTS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
 from istmpi.settings import MOST, Count, Fraction, Meta, Natural, NotNegative, Positive, also
@@ -17,9 +18,7 @@ class Data:
     ] = "digits"
     scoring: Annotated[str, "Data from a function: FILE.py:Class with loss and score; by default the network's."] = ""
     ahead: Annotated[Natural, "Data from a function: batches that a thread reads ahead; 0: none."] = 2
-    placement: Annotated[Literal["shared", "sharded", "by-label", "local"], "Placement of examples on ranks."] = (
-        "shared"
-    )
+    placement: Annotated[Literal[PLACEMENTS], "Placement of examples on ranks."] = "shared"
     alpha: Annotated[Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."] = 0.5
     validation: Annotated[
         Fraction,

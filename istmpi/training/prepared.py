@@ -27,7 +27,7 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.exits import require_fitting
-from istmpi.methods import class_loss, logit_adjustment, spec_of
+from istmpi.methods import class_loss, logit_adjustment, schedules, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -138,7 +138,7 @@ class Prepared:
         spec.load().check(run, size.dataset.task, size.batches, network)
         class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
-        run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
+        schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
         spec.require_delay(run, network, self.communicator.size)
         spec.shares_by_ring(run, network, self.communicator.size)
         if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):

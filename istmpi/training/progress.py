@@ -73,8 +73,6 @@ class Counts:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that holds up the others."""
-
     rank: int
     host: str
     slower: float

@@ -23,8 +23,6 @@ class BestNetwork:
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of a run."""
-
     folder: Path
     ranks: int
     score_name: str

@@ -20,7 +20,7 @@ from istmpi.models.label_blocks import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.user import user_network
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, LOSSES, Ranking, losses_of, parts_of
+from istmpi.multilabel import AT, Ranking, losses_of, parts_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
@@ -40,7 +40,7 @@ def naive_losses(logits, y, loss):
 # ---- losses
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 @pytest.mark.parametrize("block", [0, 1, 5, LABELS, 100])
 def test_blocks_of_labels_change_nothing(loss, block):
     data = split(9)
@@ -63,7 +63,7 @@ def test_blocks_of_labels_change_nothing(loss, block):
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_a_row_without_labels_has_a_loss(loss):
     targets = Labels(torch.tensor([0, 2, 2]), torch.tensor([3, 1]))
     logits = torch.randn(2, 5, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_a_row_without_labels_has_a_loss(loss):
     assert torch.allclose(losses_of(logits, targets, loss), naive_losses(logits, y, loss))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_logits_of_a_block_alone_are_in_memory(loss):
     block, labels, examples, inputs = 16, 400, 30, 3
     layer = LabelBlocks(inputs, labels, block)
@@ -112,7 +112,7 @@ def naive_scores(logits, y, counts, rows, a=0.55, b=1.5):
 
 @pytest.mark.parametrize("parts", [1, 2, 4, LABELS + 2])
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     data = split(40)
     batch, (_, y) = data.batch(np.arange(40)), dense(data, np.arange(40))
