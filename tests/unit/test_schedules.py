@@ -9,7 +9,7 @@ from PIL import Image
 from istmpi.config import Run
 from istmpi.config.learner import Optimizer
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods.schedules import rate_at
+from istmpi.methods.schedules import rate_at, require_usable
 from istmpi.record import RunFolder
 from istmpi.report import plots
 
@@ -79,9 +79,9 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
 )
 def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        Optimizer(**settings).require_usable(steps)
+        require_usable(Optimizer(**settings), steps)
     assert "\n" not in str(refused.value)
-    Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}).require_usable(steps)
+    require_usable(Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}), steps)
 
 
 # ---- where it is shown
