@@ -28,6 +28,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context that writes a result; OutputError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from error
+
+
 def named_at_last(beside: Path, path: Path) -> None:
     """Give a file that is written its name, on the disk."""
     sync(beside)
@@ -69,12 +78,11 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
     plain = place.is_file() or not place.exists()
     beside = temporary(place) if plain else place
     try:
-        with beside.open("xb" if plain else "wb") as file:
-            yield file
-        if plain:
-            named_at_last(beside, place)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
+        with writing(path):
+            with beside.open("xb" if plain else "wb") as file:
+                yield file
+            if plain:
+                named_at_last(beside, place)
     finally:
         if plain:
             with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Any
 from istmpi import lock
 from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_file, require_files
+from istmpi.files import require_file, require_files, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -83,12 +83,12 @@ class RunFolder:
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        with self._refusal(name, "removed"):
+        with writing(self.path / name):
             (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
         self._open(f".{name}", "w", text)
-        with self._refusal(name):
+        with writing(self.path / name):
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
@@ -123,15 +123,8 @@ class RunFolder:
         return Fields.read(path, f"{path} does not hold the summary of a run", CURE)
 
     def _open(self, name: str, mode: str, text: str) -> None:
-        with self._refusal(name), open(self.path / name, mode, encoding="utf-8") as file:
+        with writing(self.path / name), open(self.path / name, mode, encoding="utf-8") as file:
             file.write(text)
-
-    @contextmanager
-    def _refusal(self, name: str, done: str = "written") -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.path / name}: cannot be {done} ({error.strerror}).") from None
 
 
 def home(wanted: str, name: str) -> Path:

@@ -1,5 +1,6 @@
 """A folder, a tar file or a single file as a set of named files, read in sequence and never unpacked."""
 
+import errno
 import gzip
 import lzma
 import os
@@ -16,7 +17,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.errors import DataError, OutputError, kind_of
+from istmpi.errors import DataError, kind_of
+from istmpi.files import writing
 from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
@@ -198,12 +200,9 @@ class Archive:
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
-    try:
-        written = os.pwrite(scratch, content, offset)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}.") from error
-    if written != memoryview(content).nbytes:
-        raise OutputError(f"{folder} cannot be written: the disk is full.")
+    with writing(folder):
+        if os.pwrite(scratch, content, offset) != memoryview(content).nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _open_tar(path: Path) -> tarfile.TarFile:

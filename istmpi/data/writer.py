@@ -3,8 +3,7 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import named_at_last, temporary
-from istmpi.foreign import reason
+from istmpi.files import named_at_last, temporary, writing
 from istmpi.hdf5 import CHECKSUMS, new_file, seal, set_attribute
 
 FORMAT = "istmpi-data"
@@ -103,7 +101,7 @@ def write(
     attributes = {"format": FORMAT, "version": VERSION, "kind": material.kind, "source": material.source}
     attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
     try:
-        with _writing(target), new_file(beside, _ROOM) as file:
+        with writing(target), new_file(beside, _ROOM) as file:
             for name, value in {**attributes, **material.attributes, **material.counts}.items():
                 set_attribute(file, name, value)
             for path, values in datasets.items():
@@ -119,18 +117,10 @@ def write(
             for path, guards in checksums.items():
                 file.create_dataset(path, data=guards)
             seal(file, checksums)
-        with _writing(target):
+        with writing(target):
             named_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{target} cannot be written: {reason(error)}.") from error
 
 
 def check_target(target: Path, force: bool) -> None:
@@ -139,6 +129,6 @@ def check_target(target: Path, force: bool) -> None:
     if target.is_dir() or (target.exists() and not force):
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
-        raise OutputError(f"{target} cannot be written: the folder {target.parent} does not exist. Create it first.")
+        raise OutputError(f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first.")
     if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{target} cannot be written: {target.parent} is not writable. Choose another folder.")
+        raise OutputError(f"{target}: cannot be written ({target.parent} is not writable). Choose another folder.")
