@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -214,8 +213,7 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
             checkpoint.require_valid(part, parts)
             yield _of_istmpi(checkpoint)
         return
-    wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
-    with reading(f"{subject} cannot be read", CURE, *wrong, pickle.UnpicklingError):
+    with reading(f"{subject} cannot be read", CURE, Exception):
         file = (_safetensors if path.is_dir() or path.suffix == ".safetensors" else _state_dict)(path)
     yield file
 

@@ -2,11 +2,9 @@
 
 import errno
 import gzip
-import lzma
 import os
 import tarfile
 import tempfile
-import zlib
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -24,8 +22,6 @@ from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
 LONGEST_LINE = 32 * MEGABYTE
-# As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
-_DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _DENSEST = 2**20
 """A compressed byte never unpacks to more; a member that claims it would be looked for without end."""
 _AGAIN = "Copy or download it again."
@@ -59,7 +55,7 @@ class Stream:
             mark = b""
 
     def _named_damage(self) -> AbstractContextManager:
-        return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, *_DAMAGE)
+        return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, Exception)
 
 
 class Archive:
@@ -196,7 +192,7 @@ class Archive:
                 tar.members.clear()  # tarfile remembers every member; a large archive has millions
 
     def _named_damage(self) -> AbstractContextManager:
-        return reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE)
+        return reading(f"{self.path} cannot be read", _AGAIN, Exception)
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
@@ -216,7 +212,7 @@ def _is_tar(path: Path) -> bool:
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0
-    except (*_DAMAGE, MemoryError, RecursionError, OverflowError):
+    except Exception:  # whatever the libraries that unpack meet in a header
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. {_AGAIN}") from None
         return False

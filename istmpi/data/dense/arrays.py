@@ -3,9 +3,7 @@
 import os
 import re
 import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterable
 from math import prod
 from typing import BinaryIO
@@ -25,11 +23,6 @@ from istmpi.tasks import CLASSIFICATION
 from istmpi.units import counted
 
 CHANNELS = ("first", "last")
-_ERRORS = (
-    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
-    *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
-)
-
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -92,7 +85,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``."""
-    with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
+    with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", Exception):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}
         file.seek(0)
