@@ -29,6 +29,15 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """A context that uses a folder for results; ConfigError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.") from None
+
+
+@contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """A context that writes a result; OutputError where that fails."""
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import require_file, temporary
+from istmpi.files import require_file, temporary, usable
 
 FILE = "lock.json"
 
@@ -41,13 +41,11 @@ class FolderLock:
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
         self._own = json.dumps(_this_process()) + "\n"
-        try:
+        with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
             while not _create(self._own, self.path):
                 self._await_end(note)
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot be written ({error.strerror}). Name another folder.") from None
         self._released = threading.Event()
         with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
             threading.Thread(target=self._touch, name="lock", daemon=True).start()

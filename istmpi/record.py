@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from istmpi import lock
 from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_file, require_files, writing
+from istmpi.files import require_file, require_files, usable, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -138,15 +138,6 @@ def run_of(path: Path) -> Path:
 
 def _expected(name: str) -> bool:
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
-
-
-@contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """A context that uses a folder for results; ConfigError where that fails."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.") from None
 
 
 def _free(path: Path) -> Path:

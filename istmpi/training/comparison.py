@@ -16,10 +16,11 @@ from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
+from istmpi.files import usable
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
-from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home, usable
+from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch

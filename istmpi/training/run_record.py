@@ -147,11 +147,17 @@ class RunRecord:
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = last or training.progress(None if training.dataset.network else training.evaluate())
-        slowest, last = last.slowest, replace(last, last_round=None, slowest=None)
-        best = _best(training, self._folder, last) if training.run.checkpoint.best else None
-        names = self._folder.path, communicator.size, training.score_name
-        fingerprint = training.data_summary.fingerprint
-        summary = Summary(*names, last, phases, fingerprint, training.ended, best, slowest)
+        summary = Summary(
+            self._folder.path,
+            communicator.size,
+            training.score_name,
+            replace(last, last_round=None, slowest=None),
+            phases,
+            training.data_summary.fingerprint,
+            training.ended,
+            _best(training, self._folder, last) if training.run.checkpoint.best else None,
+            last.slowest,
+        )
         with communicator.agreed():
             if self._first:
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
