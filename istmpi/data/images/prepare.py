@@ -182,8 +182,8 @@ def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.
 
 def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
     with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
-        values = read_pickle(content, dict)
+        values = read_pickle(content)
         for key, kind in kinds.items():
-            if not isinstance(values.get(key), kind):
+            if not isinstance(values, dict) or not isinstance(values.get(key), kind):
                 raise ValueError(f"it has no {kind.__name__} {key.decode()}")
         return values
