@@ -62,15 +62,12 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
         arrays |= dict(zip(("output/mean", "output/std"), data.targets))
     offsets = {"input/offset": data.offset, "output/offset": data.target_offset}
     arrays |= {path: offset for path, offset in offsets.items() if offset is not None}
-    if data.classes is not None:
-        arrays["input/classes"] = np.array([name.encode() for name in data.classes])
-    if data.output_names is not None:
-        arrays["output/names"] = np.array([name.encode() for name in data.output_names])
-    if data.tokenizer is not None and data.tokenizer.json:
-        arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
-    if data.reading:
-        arrays["input/reading"] = np.frombuffer(json.dumps(data.reading).encode(), np.uint8)
-    return arrays
+    for path, names in {"input/classes": data.classes, "output/names": data.output_names}.items():
+        if names is not None:
+            arrays[path] = np.array([name.encode() for name in names])
+    reading = json.dumps(data.reading) if data.reading else ""
+    texts = {"input/tokenizer": data.tokenizer.json if data.tokenizer else "", "input/reading": reading}
+    return arrays | {path: np.frombuffer(text.encode(), np.uint8) for path, text in texts.items() if text}
 
 
 def deployment_pieces(

@@ -187,18 +187,10 @@ class Progress:
     """The fraction of this job's time so far, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
-        line = {
-            "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds"),
-            "round": self.round,
-            "local_steps": self.local_steps,
-            "examples": self.examples,
-            "seconds": self.seconds,
-            "bytes": self.bytes,
-            "loss": None if isnan(self.loss) else self.loss,
-            "learning_rate": self.learning_rate,
-            "ranks": self.ranks,
-            "score_name": self.score_name,
-        }
+        line = {"time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds")}
+        line |= {name: getattr(self, name) for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")}
+        line |= {name: getattr(self, name) for name in ("learning_rate", "ranks", "score_name")}
+        line["loss"] = None if isnan(self.loss) else self.loss
         if self.score:
             line |= _scores(self.score)
         if self.validation:

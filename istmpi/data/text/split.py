@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split
+from istmpi.data.dataset import Dataset, Split, checksum_of
 from istmpi.data.text.tokenizer import Bytes, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
@@ -82,10 +81,7 @@ class TextSplit(Split):
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
             starts = np.sort(drawn).astype(np.int64)
-        checksum = 0
-        for start in starts:
-            checksum = zlib.crc32(self.tokens[start : start + SAMPLE_TOKENS].astype("<u4"), checksum)
-        return checksum
+        return checksum_of(starts, lambda part: (self.tokens[at : at + SAMPLE_TOKENS].astype("<u4") for at in part))
 
 
 def windowed(data: Dataset, length: int) -> Dataset:
