@@ -102,7 +102,8 @@ class Training(Prepared):
 
     @property
     def position(self) -> str:
-        return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
+        done, rounds = self.rounds_done, self.run.train.rounds
+        return f"after {done}{f' of {rounds}' * (done <= rounds)} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
         with self.clock("evaluate"):
