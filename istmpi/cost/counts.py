@@ -10,7 +10,7 @@ from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Load, beside_steps
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
 from istmpi.cost.whole_graph import whole_graph_bytes
-from istmpi.methods import MethodSpec, spec_of
+from istmpi.methods import MethodSpec, limits, spec_of
 from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
 
@@ -148,7 +148,7 @@ def cost(
     name = method or run.method.name
     spec = counted(name)
     run = replace(run, method=replace(run.method, name=name))
-    spec.require_delay(run, architecture, ranks)
+    limits.require_room(spec, run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
     settings = spec.shares(run), spec.least(run, architecture), members
@@ -221,7 +221,8 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return the cost of each of a run's methods, with its number of rounds; ``smaller``: networks for other images."""
     for name, _ in run.phases():
-        spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
+        where = "method.name =" if name == run.method.name else "method.finish ="
+        limits.require_wire(spec_of(name, where), run)
     if smaller is None:
         return [
             (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds

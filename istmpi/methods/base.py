@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
 from istmpi.engine.axes import narrowed, with_slots
 from istmpi.engine.layout import Layout, part_shape
 from istmpi.engine.outer import Outer
@@ -30,11 +29,9 @@ from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
-from istmpi.models.architecture import Architecture
 from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
-    from istmpi.config import Run
     from istmpi.exits import Outputs
 
 
@@ -86,14 +83,6 @@ class Method(ABC):
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
-
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
-
-        ``batches``: this rank's; another may find a reason where this one finds none.
-        """
-        return
 
     def run(self, number: int) -> float | None:
         """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped.
@@ -198,15 +187,17 @@ class Method(ABC):
 
     def first_step(self, number: int) -> int:
         """Return the number of this rank's first local step in a round: they are numbered from round to round."""
-        return number * self.job.run.method.local_steps
+        settings = self.job.run.method
+        return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
 
     def steps(self, number: int) -> int:
         """Return the number of local steps that this rank takes in a round."""
-        return self.job.run.method.local_steps
+        return self.first_step(1)
 
     def batch(self, step: int) -> Batch:
         """Return the examples of a local step."""
-        return self.job.batches.at(step)
+        batches = self.job.batches
+        return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the objective of a local step and the loss on the batch's targets: by default the same."""

@@ -5,10 +5,7 @@ networks predict, as they were at the beginning of the round. The network of ran
 exits the last one's predictions teach all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,19 +13,12 @@ from torch import nn
 from torch.func import functional_call
 
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
 from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import weights_among
 from istmpi.engine.transfer import Transfer
-from istmpi.errors import ConfigError
 from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import OwnNetworks
-from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS
-
-if TYPE_CHECKING:
-    from istmpi.config import Run
 
 _AT_ONCE = 2**27
 """Bytes that all ranks together exchange in one go."""
@@ -40,13 +30,6 @@ class Codistillation(OwnNetworks):
     def __init__(self, job: Job):
         super().__init__(job)
         self._others: list[dict[str, torch.Tensor]] = []
-
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if not TASKS[task].distils:
-            raise ConfigError(
-                f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
-            )
 
     def begin(self, number: int) -> None:
         super().begin(number)

@@ -6,29 +6,13 @@ to that rank straight from the one that trained it, or stays where it is; the ot
 is not dealt out stays on all ranks, which take its mean. An outer step may follow (arXiv 1805.09767, 2311.08105).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from istmpi.data.batches import Batches
-from istmpi.methods import METHODS
 from istmpi.methods.base import Method
-from istmpi.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    from istmpi.config import Run
 
 
 class IST(Method):
     """A method of rounds: deal, fetch, J local steps, give, outer step."""
-
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        partition = run.method.partition
-        if METHODS[run.method.name].deals and partition != ():
-            groups = architecture.default_groups if partition is None else partition
-            architecture.require_dealable(groups, run.model.scale != "none")
 
     def round(self, number: int) -> Iterator[int]:
         self.build(number)  # the network of the units that this rank was dealt: drawn from the seed

@@ -30,22 +30,6 @@ RING_BYTES = 2**20
 2(P-1) messages more a round."""
 
 
-def _first(run: Run) -> int:
-    return 0
-
-
-def _everybody(run: Run, ranks: int) -> int:
-    return ranks
-
-
-def _everything(run: Run) -> int:
-    return 1
-
-
-def _no_copies(run: Run, ranks: int, slots: int) -> int:
-    return 0
-
-
 def trained(held: Holdings) -> int | Fraction:
     """Count the elements of all networks that ranks train in a round."""
     return held.held_elements
@@ -76,7 +60,7 @@ class MethodSpec:
     """Its own in [method], as `istmpi.settings.own` makes them: type, default, range and help."""
     sends_every_step: bool = False
     """True if it sends in every local step, not once a round."""
-    sends_since: Callable[[Run], int] = _first
+    sends_since: Callable[[Run], int] = lambda run: 0
     """The first round in which it sends."""
     sends_at_start: tuple[str, ...] = ()
     """Collectives of the first round, which also carry the slots that rest with the owners."""
@@ -84,7 +68,7 @@ class MethodSpec:
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
     """Elements that all ranks receive each time, as the paper counts them: all that they train, own ones included."""
-    sent_part: Callable[[Run], int | Fraction] = _everything
+    sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
     """True if rounds make MPI communicators of their own."""
@@ -92,7 +76,7 @@ class MethodSpec:
     """True if unit groups are dealt out, where the network has any."""
     stays: bool = False
     """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
-    members: Callable[[Run, int], int] = _everybody
+    members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, of so many."""
     in_passes: bool = False
     """True if a round is so many passes over a rank's data, not method.local_steps."""
@@ -110,7 +94,7 @@ class MethodSpec:
     """method.delay, if the run does not say."""
     encodes: bool = False
     """True if values can travel in fewer bits in its rounds (method.wire)."""
-    copies: Callable[[Run, int, int], int] = _no_copies
+    copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
     """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
 
     def load(self) -> type[Method]:
@@ -126,24 +110,6 @@ class MethodSpec:
         """Say whether ranks send but the largest changes of what is not dealt out."""
         return "share" in self.sends and run.method.shared_wire == "top-k"
 
-    def require_wire(self, run: Run) -> None:
-        """Refuse, with a ConfigError, a method.wire that a run's method or values cannot have."""
-        if self.sends_largest(run) and self.outer(run) != (1, 0):
-            raise ConfigError(
-                "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
-                "which needs all values. Leave one out."
-            )
-        wire = run.method.wire
-        if wire != "float32" and not self.encodes:
-            raise ConfigError(
-                f"method.wire = {wire!r} does not go with {self.name}, which sends exact values. Leave it "
-                "out, or use another method."
-            )
-        if wire != "float32" and run.model.dtype != "float32":
-            raise ConfigError(
-                f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
-            )
-
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
         """Return the unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
         if not self.deals:
@@ -155,6 +121,11 @@ class MethodSpec:
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
         return architecture.default_groups if run.method.partition is None else run.method.partition
+
+    def require_dealable(self, run: Run, architecture: Architecture) -> None:
+        """Refuse, with a ConfigError, a deal of a run's groups where they cannot be trained."""
+        if self.deals and run.method.partition != ():
+            architecture.require_dealable(self.groups(run, architecture), run.model.scale != "none")
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
         """Return the least number of units that every rank has of each dealt group of blocks."""
@@ -218,24 +189,6 @@ class MethodSpec:
         """Return the shares of a run's settings; None for equal ones, and for those that change during the run."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
-    def require_changing_shares(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """Refuse, with a ConfigError, changing shares that a run on so many ranks cannot have."""
-        from istmpi.engine.partition import overlaps
-
-        asked, groups, least = (
-            f"method.shares = {run.method.shares!r}",
-            self.groups(run, architecture),
-            self.least(run, architecture),
-        )
-        if not groups:
-            raise ConfigError(f"{asked} with {self.name}, which deals out no units here. Leave shares out, or use ist.")
-        for name, count in least.items():
-            if overlaps(architecture.lengths[name], ranks, count):
-                raise ConfigError(
-                    f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
-                    "share. Leave one out."
-                )
-
     def outer(self, run: Run) -> tuple[float, float]:
         """Return learning rate and momentum of the outer step: the run's, otherwise the method's own; 1, 0 for none."""
         if self.outer_step is None:
@@ -286,24 +239,6 @@ class MethodSpec:
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
         """Return the local steps before a round's end at which weights leave for their next holders or owners."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
-
-    def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """Refuse, with a ConfigError, early leaving of weights that do not stay with their holders at all.
-
-        Settings for which a round has no room are refused, too.
-        """
-        from istmpi.methods.limits import require_room  # help must not wait for NumPy
-
-        require_room(self, run, architecture, ranks)
-        if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
-            return
-        if self.outer(run) != (1, 0):
-            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-        elif not self.groups(run, architecture):
-            why = "a network without dealt units (method.partition)"
-        else:
-            why = f"blocks that several ranks hold (method.min_blocks = {run.method.min_blocks})"
-        raise ConfigError(f"method.delay = {run.method.delay} of {self.name} does not go with {why}. Leave one out.")
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
         """Return the local steps of a rank in a round, on so many ranks and examples."""
