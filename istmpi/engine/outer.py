@@ -16,14 +16,11 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Outer:
-    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles.
+    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles."""
 
-    ``needs_start``: it never idles, for somebody needs the start.
-    """
-
-    def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0):
         self.lr, self.momentum = lr, momentum
-        self.idle = lr == 1 and momentum == 0 and not needs_start
+        self.idle = lr == 1 and momentum == 0
         """True if the weights stay where the round led."""
         self.start: dict[str, torch.Tensor] = {}
 

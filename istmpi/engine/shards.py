@@ -121,6 +121,7 @@ class Shards:
         """Send trained values where they belong: a mean round the ring, a push to owners, or the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
+        self._own = {}  # nothing is rolled back any more, and what follows needs that memory
         for leg in route.out_of(moved, round):
             if leg.name == MEAN:
                 self._average(leg, trained)
@@ -139,6 +140,8 @@ class Shards:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
             self.outer.step(self._common | self.alike)
+            for name, start in self._starts.items():
+                start.copy_(self._common[name])
             self.keep(self._common | self.alike)
         self._reached = {}
 
@@ -265,8 +268,6 @@ class Shards:
         with self._clock("all-reduce"):
             if isinstance(leg.wire, Largest):
                 self._sparse.take(tensors, self._starts, self._communicator)
-                for name, start in self._starts.items():
-                    start.copy_(tensors[name])
                 return
             encoded = ()
             if leg.wire:

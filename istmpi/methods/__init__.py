@@ -140,7 +140,7 @@ _ALL = (
         "sparse-loco",
         "local SGD that sends only the largest changes of weights, in 2 bits",
         ("largest",),
-        "sparse_loco.SparseLoCo",
+        "ist.IST",
         settings=(
             own("top", int, 64, "Values to send of every 4,096 of a tensor.", ge=1, le=4096),
             own(
@@ -163,7 +163,8 @@ _ALL = (
         sent_part=lambda run: Fraction(run.method.top, 4096),
         outer_step=(1.0, 0.0),
         always_carries=True,
-        copies=lambda run, ranks, slots: 4 + slots,  # start, error, mean, a flat copy; the optimizer's start
+        # Start, error, mean, a flat copy; the optimizer's start; the outer step's.
+        copies=lambda run, ranks, slots: 4 + slots + (METHODS["sparse-loco"].outer(run) != (1, 0)),
     ),
     MethodSpec(
         "fedavg",

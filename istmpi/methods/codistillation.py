@@ -18,13 +18,13 @@ from istmpi.engine.slots import weights_among
 from istmpi.engine.transfer import Transfer
 from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 _AT_ONCE = 2**27
 """Bytes that all ranks together exchange in one go."""
 
 
-class Codistillation(OwnNetworks):
+class Codistillation(ReplicatedMethod):
     """A method that fetches the others' networks once a round, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):

@@ -16,13 +16,13 @@ from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.staging import copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 REFERENCE = "reference"
 """The slot of the last mean that all ranks took, in checkpoints."""
 
 
-class DynamicAveraging(OwnNetworks):
+class DynamicAveraging(ReplicatedMethod):
     """A method in which every rank has a network of its own; the store has their mean when it is asked for."""
 
     def __init__(self, job: Job):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
     """Refuse a method.wire, or shared_wire, that a run's method or values cannot have."""
-    if spec.sends_largest(run) and spec.outer(run) != (1, 0):
+    if "share" in spec.sends and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
             "which needs all values. Leave one out."

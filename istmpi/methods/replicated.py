@@ -1,6 +1,5 @@
 """Methods in which every rank has the whole network and keeps it from round to round."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -14,7 +13,8 @@ from istmpi.methods.job import Job
 class ReplicatedMethod(Method):
     """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
-    An outer step is the method's own.
+    Ranks' networks may differ between rounds; the store gets the one to evaluate on request. An outer step is the
+    method's own.
     """
 
     restores_itself = True
@@ -23,6 +23,7 @@ class ReplicatedMethod(Method):
         super().__init__(job)
         self.shards.outer = Outer()
         self._start: dict[str, torch.Tensor] = {}
+        self._published = True
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
@@ -33,7 +34,7 @@ class ReplicatedMethod(Method):
 
     def begin(self, number: int) -> None:
         """Build this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
-        first = not self.subnet.tensors
+        first, self._published = not self.subnet.tensors, False
         self.build(number)
         if first:
             self.shards.fetch(number, self.subnet.tensors)
@@ -51,7 +52,11 @@ class ReplicatedMethod(Method):
 
     def each_rank(self) -> dict[str, torch.Tensor]:
         """Return the tensors, changed in place alone, of which every rank has its own values between rounds."""
-        return {}
+        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
+
+    def fill_store(self) -> None:
+        """Bring what is worth evaluating of the ranks' networks into the store; by default it is there. Collective."""
+        return
 
     def rollback(self) -> None:
         tensors = self.each_rank()
@@ -64,28 +69,6 @@ class ReplicatedMethod(Method):
     def publish(self) -> None:
         if self.subnet.tensors:
             self.subnet.release_gradients()  # an evaluation has their memory meanwhile
-
-
-class OwnNetworks(ReplicatedMethod):
-    """A method whose ranks' networks differ between rounds; the store gets the one to evaluate on request."""
-
-    def __init__(self, job: Job):
-        super().__init__(job)
-        self._published = True
-
-    def begin(self, number: int) -> None:
-        super().begin(number)
-        self._published = False
-
-    def each_rank(self) -> dict[str, torch.Tensor]:
-        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
-
-    def publish(self) -> None:
-        super().publish()
         if not self._published:
             self.fill_store()
             self._published = True
-
-    @abstractmethod
-    def fill_store(self) -> None:
-        """Bring what is worth evaluating of the ranks' networks into the store. Collective."""

@@ -108,7 +108,7 @@ class MethodSpec:
 
     def sends_largest(self, run: Run) -> bool:
         """Say whether ranks send but the largest changes of what is not dealt out."""
-        return "share" in self.sends and run.method.shared_wire == "top-k"
+        return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
         """Return the unit groups that are dealt out in a run; ConfigError for one that the network does not have."""

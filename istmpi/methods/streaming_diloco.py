@@ -23,7 +23,7 @@ from istmpi.engine.outer import Outer
 from istmpi.engine.slots import VELOCITY, Slot, weights_among
 from istmpi.engine.staging import on_host
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _UnderWay:
     """The vote: 1 if any rank wants to stop."""
 
 
-class StreamingDiLoCo(OwnNetworks):
+class StreamingDiLoCo(ReplicatedMethod):
     """A method in which ranks have networks of their own and common values of all fragments, which the store has.
 
     A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
