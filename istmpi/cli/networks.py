@@ -29,8 +29,6 @@ NODES, DEGREE = 100_000, 20
 
 @dataclass(frozen=True)
 class Described:
-    """A run with its network, and the number of training examples where data were read."""
-
     run: Run
     architecture: Architecture
     examples: int | None

@@ -119,7 +119,6 @@ def changes(assignments: Sequence[str], options: Mapping[str, str | None], model
 
 
 def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each setting that ``--set SECTION.KEY=VALUE`` names, and its value as it was typed."""
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
@@ -205,7 +204,6 @@ def watching(command: Callable) -> Callable:
 def watched(
     communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
 ) -> tuple[float | None, dict[str, Watch]]:
-    """The Unix time at which rank 0 shall stop, and its loggers; nothing on the other ranks."""
     from istmpi.comm.stopping import end_of_job
 
     if communicator.rank:

@@ -62,7 +62,6 @@ class MeanOverRanks:
         # everything is there: `finish` comes next, or `begin` says that it does not
 
     def has(self, name: str) -> bool:
-        """Say whether all of a tensor was handed over."""
         return self._communicator.size > 1 and self._complete(name)
 
     def begin(self) -> None:
@@ -134,7 +133,6 @@ class _Moving:
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
         self._waiting: list[_Segment] = []
-        """Another thread appends to it."""
         self._under_way: list[_Segment] = []
         self._requests: list = []
         self._runner = BackgroundRunner("all-reduce")
@@ -207,7 +205,6 @@ class _Segment:
         return True
 
     def _exchanges(self) -> Iterator[list]:
-        """Every step's requests; between two of them their messages have arrived."""
         rank, ranks = self._communicator.rank, self._communicator.size
         arriving = max(self._chunks, key=len)
         arriving = arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)

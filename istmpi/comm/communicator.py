@@ -34,8 +34,6 @@ LARGEST_CALL = 2**30
 
 @dataclass
 class Traffic:
-    """The values that a rank hands to MPI, counted."""
-
     bytes: int = 0
     calls: int = 0
 
@@ -131,11 +129,9 @@ class Communicator:
         return self.mpi.Irecv([values, self._library.BYTE], peer, tag)
 
     def test_some(self, requests: list[Any]) -> bool:
-        """Test all these requests, sent and received, in one call; true if any was done."""
         return bool(requests) and bool(self._library.Request.Testsome(requests))
 
     def all_done(self, requests: Sequence[Any]) -> bool:
-        """True if all of them were done at the last `test_some`."""
         return all(request == self._library.REQUEST_NULL for request in requests)
 
     # ---- Python objects, which are small

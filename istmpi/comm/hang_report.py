@@ -53,7 +53,6 @@ class Sighting:
     arrivals: Mapping[str, int] = field(default_factory=dict)
     """Collective calls that it has come to, by communicator."""
     waits: bool = False
-    """Its training thread waits for others."""
 
     @staticmethod
     def of(whereabouts: Whereabouts, now: float) -> "Sighting":

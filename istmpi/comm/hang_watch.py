@@ -96,7 +96,6 @@ class HangWatch:
         calls = communicator.size > 1 and patience > 0 and all(communicator.allgather(mpi.threads_may_call()))
         self._mailbox = ThreadMailbox(communicator.mpi.Dup()) if calls else None
         self._seen: Seen = {}
-        """The last sighting of each other rank, and when it came."""
         self._roll: _Roll | None = None
         self._ending: tuple[str, int, set[int]] | None = None
         """The reason for the end of the job, the rank that ends it, and those that answer."""
@@ -272,7 +271,6 @@ class HangWatch:
             self._tell(text)
 
     def _end_job(self, reason: str, conductor: int, awaited: set[int]) -> None:
-        """Collect the stacks of all ranks that answer, and end the job."""
         began, self._stacks[self._rank] = time.monotonic(), report.stacks()
         if conductor != self._rank:
             self._mailbox.send(conductor, "stack", self._stacks[self._rank])

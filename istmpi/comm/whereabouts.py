@@ -28,7 +28,6 @@ class Wait:
     """The number of the collective call there; 0 for a call between two ranks."""
     ranks: tuple[int, ...]
     since: float
-    """A time of ``time.monotonic``."""
     trains: bool = True
     """The training thread waits for others, not one in the background."""
     for_itself: bool = False
@@ -55,7 +54,6 @@ class Whereabouts:
         self.slowest_phase = "", 0.0
         """The longest of all phases that are over, but for those that wait for the end of others' local steps."""
         self.moved = time.monotonic()
-        """The time when it last did something else than before."""
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
         self._stepping = ""

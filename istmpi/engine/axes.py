@@ -167,7 +167,6 @@ class Parameter:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
         return ITEMSIZE[self.dtype]
 
     def size(self, lengths: Mapping[str, int]) -> int:

@@ -89,7 +89,6 @@ class Block:
 
     @property
     def dense_nbytes(self) -> int:
-        """Bytes with the elements that are left out."""
         return prod(self.extent) * self.itemsize
 
     @property
@@ -116,7 +115,6 @@ class Block:
         out[:] = values[self.mask]
 
     def packed(self, tensor: torch.Tensor) -> np.ndarray:
-        """Return the values as they travel: a view of the tensor where that is possible."""
         values = bits(tensor)
         if not self.holders and all(isinstance(where, slice) for where in self.index):
             return values[self.index]
@@ -170,7 +168,6 @@ def _cut_axis(block: Block, capacity: int) -> int:
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
-    """The positions ``start .. stop - 1`` of a block along one axis."""
     where = block.index[axis]
     if isinstance(where, slice):
         where = slice(where.start + start, where.start + stop)

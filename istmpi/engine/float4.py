@@ -20,7 +20,6 @@ _FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 
 
 def encode(values: torch.Tensor) -> torch.Tensor:
-    """Return flat values as bytes."""
     count = values.numel()
     blocked = torch.zeros(-(-count // BLOCK), BLOCK)
     blocked.view(-1)[:count] = values

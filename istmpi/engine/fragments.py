@@ -34,7 +34,6 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
 
 
 FRAGMENTS = 4
-"""The default number of fragments of a network with at least as many layers."""
 
 
 def departures(

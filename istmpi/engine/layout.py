@@ -50,7 +50,6 @@ class Owners:
     units = MappingProxyType({})
 
     def rows(self, length: int, rank: int) -> range:
-        """The rows that ``rank`` owns of an axis with ``length`` positions."""
         return range(length * rank // self.ranks, length * (rank + 1) // self.ranks)
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
@@ -81,7 +80,6 @@ class Replicated:
     units = MappingProxyType({})
 
     def held(self, rank: int) -> dict[str, Positions]:
-        """Return no units, for none are dealt out."""
         return {}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:

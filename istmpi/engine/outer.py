@@ -25,7 +25,6 @@ class Outer:
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
-        """Remember the weights among ``tensors`` from which the round starts."""
         self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:

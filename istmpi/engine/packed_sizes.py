@@ -40,9 +40,7 @@ class Largest:
 
     @staticmethod
     def of(settings: Any) -> "Largest":
-        """Return what a run's settings of its method say."""
         return Largest(settings.top, settings.top_values == "2bit", settings.feedback)
 
     def nbytes(self, sizes: Sequence[int], itemsize: int) -> int:
-        """Return the bytes of a rank's message about tensors of these sizes."""
         return top_k_bytes(self.top, sizes, None if self.two_bits else itemsize)

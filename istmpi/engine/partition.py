@@ -41,7 +41,6 @@ def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int,
 
 
 def drawn_count(ranks: int, fraction: float) -> int:
-    """Return the number of ranks that `draw_ranks` draws."""
     return max(int(fraction * ranks), 1)
 
 
@@ -140,20 +139,16 @@ class Partition:
         return {name: parts[rank] for name, parts in self.units.items()}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        """The layout's contract: positions along the tensor's axis number ``place`` that a rank holds."""
         return axis.positions(self.lengths, self.held(rank))
 
     def largest(self, axis: Axis, place: int) -> int:
-        """The layout's contract: no rank holds more positions along the axis than this."""
         return axis.length({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
 
     def copies(self, names: frozenset[str]) -> int:
-        """The layout's contract: at most so many ranks hold an element of a tensor with these axis names."""
         dealt = names & self.units.keys()
         return 1 if dealt - self.overlapping else min(map(self._holders, dealt), default=self.ranks)
 
     def alike(self, names: frozenset[str]) -> bool:
-        """The layout's contract: no rank has only some of the elements that another has."""
         dealt = names & self.units.keys()
         return not dealt or bool(dealt - self.overlapping)
 

@@ -59,11 +59,9 @@ class Route:
 
     @property
     def keeps_all(self) -> bool:
-        """Say whether nothing goes home: all ranks have all parameters in common."""
         return bool(self.common) and not self.groups
 
     def leaves_early(self, round: int) -> bool:
-        """Say whether the next round's weights travel during a round."""
         return bool(self.early) and round + 1 not in self.last
 
     def into(
@@ -110,7 +108,6 @@ class Route:
             yield Leg(MEAN, common)
 
     def mean_is_due(self, round: int) -> bool:
-        """Say whether ranks take the mean of the common parameters at the end of a round."""
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
@@ -140,7 +137,6 @@ class Route:
         return [*legs, *self.out_of(parameters, round)]
 
     def is_common(self, name: str) -> bool:
-        """Say whether a parameter or slot of this name stays on all ranks."""
         return parameter_of(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:

@@ -160,7 +160,6 @@ class Shards:
             store.keep(on_host(mean))
 
     def rollback(self) -> None:
-        """Restore the values from before the round under way."""
         if self._early:
             self._finish_early()
         if self.route.every == 1:
@@ -170,7 +169,6 @@ class Shards:
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Replace tensors of whole parameters by their mean over ranks."""
         self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
 
     def through_owners(
@@ -193,7 +191,6 @@ class Shards:
         return back
 
     def _all_to_all(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send one tensor to each rank; return those that come from each, of the shapes of ``like``."""
         outgoing = torch.cat([values.reshape(-1) for values in sent]).view(torch.uint8).numpy()
         incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
         layouts = [[values.nbytes for values in values_of] for values_of in (sent, like)]
@@ -233,7 +230,6 @@ class Shards:
         return [name for name in self.store.parameters if name in targets]
 
     def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Return memory for slots of the store that are no optimizer's, where every rank has all parameters."""
         slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
         self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
         return self.alike

@@ -32,12 +32,10 @@ def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float,
 
 
 def equal(ranks: int) -> tuple[float, ...]:
-    """Return equal shares."""
     return (1 / ranks,) * ranks
 
 
 def share_of(rank: int) -> str:
-    """Return the field of a round's metrics that has a rank's share."""
     return f"rank{rank}_share"
 
 

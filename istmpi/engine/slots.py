@@ -24,7 +24,6 @@ class Slot(str):
         return self
 
     def __getnewargs__(self) -> tuple[str, str]:
-        """Return the arguments that make it anew on another rank."""
         return self.parameter, self.kind
 
 
@@ -40,7 +39,6 @@ def parameter_of(name: str) -> str:
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
-    """Return the names that are parameters' own."""
     return [name for name in names if not isinstance(name, Slot)]
 
 

@@ -37,7 +37,6 @@ class SparseMean:
 
     @property
     def slots(self) -> dict[str, torch.Tensor]:
-        """The errors by the names of their slots."""
         return {Slot(name, ERROR): values for name, values in self.errors.items()}
 
     def take(

@@ -124,6 +124,5 @@ class ParameterStore:
         return torch.zeros(part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype))
 
     def first_element(self, parameter: Parameter) -> int:
-        """Return the global flat position of the first owned element."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])

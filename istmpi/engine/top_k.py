@@ -34,13 +34,11 @@ class TopK:
 
     @property
     def kept(self) -> list[int]:
-        """The number of values that each chunk sends."""
         return [
             -(-self.top * min(CHUNK, size - start) // CHUNK) for size in self.sizes for start in range(0, size, CHUNK)
         ]
 
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return flat tensors as bytes."""
         places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
         sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
         if not self.two_bits:

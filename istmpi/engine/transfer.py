@@ -61,7 +61,6 @@ class Transfer:
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
-        """Return the plan of a leg of a route between two layouts."""
         weights = getattr(leg.source, "weights", None)
         return Transfer(leg.parameters, leg.source, leg.target, rank, None, weights, leg.exclude, leg.wire)
 

@@ -42,7 +42,6 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
 
 
 def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return the form of each tensor under a setting of method.wire."""
     return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
 
 

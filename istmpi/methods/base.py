@@ -128,7 +128,6 @@ class Method(ABC):
         self.examples += examples
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a local step."""
         optimizer, run = self.job.optimizer, self.job.run
         return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
 
@@ -174,7 +173,6 @@ class Method(ABC):
         return
 
     def rollback(self) -> None:
-        """Restore the values from before the round under way."""
         self.shards.rollback()
 
     def publish(self) -> None:
@@ -191,11 +189,9 @@ class Method(ABC):
         return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
 
     def steps(self, number: int) -> int:
-        """Return the number of local steps that this rank takes in a round."""
         return self.first_step(1)
 
     def batch(self, step: int) -> Batch:
-        """Return the examples of a local step."""
         batches = self.job.batches
         return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 

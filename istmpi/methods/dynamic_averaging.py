@@ -19,7 +19,6 @@ from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 
 REFERENCE = "reference"
-"""The slot of the last mean that all ranks took, in checkpoints."""
 
 
 class DynamicAveraging(ReplicatedMethod):

@@ -19,7 +19,6 @@ class FedAvg(IST):
         self._examples = tuple(job.communicator.allgather(job.batches.examples))
 
     def drawn(self, number: int) -> tuple[int, ...]:
-        """Return the ranks that train in a round, ascending: the same on every rank."""
         run = self.job.run
         return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, number)
 

@@ -42,7 +42,6 @@ class LogitAdjustment:
         self._added: torch.Tensor | None = None
 
     def __call__(self, outputs: Outputs) -> Outputs:
-        """Return the outputs of every exit for the loss."""
         if not self._strength:
             return outputs
         adjusted = [logits + self._added_to(logits) for logits in outputs_of(outputs)]

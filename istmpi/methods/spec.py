@@ -132,7 +132,6 @@ class MethodSpec:
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
-        """Return the parameters that are not dealt out in a run."""
         groups = self.groups(run, architecture)
         return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
 
@@ -200,7 +199,6 @@ class MethodSpec:
         )
 
     def keeps_optimizer(self, run: Run) -> bool:
-        """Say whether the optimizer's state is kept from round to round."""
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
@@ -208,7 +206,6 @@ class MethodSpec:
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
-        """Return all kinds of slots that the store keeps between rounds."""
         _, momentum = self.outer(run)
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
@@ -217,7 +214,6 @@ class MethodSpec:
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
-        """Return the number of times that a round sends all of ``sends``."""
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:

@@ -118,7 +118,6 @@ class Subnet:
         release_gradients(self.network)
 
     def release(self) -> None:
-        """Give back the memory of the optimizer's state."""
         self.optimizer, self.tensors = None, {}
 
     def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:

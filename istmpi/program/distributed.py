@@ -232,7 +232,7 @@ class Distributed:
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
             sums, count = {}, 0
-            self.guard(full.module, lambda _, *inputs: require_on(HOST, inputs, "the network to evaluate is"))
+            self.guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
             with torch.no_grad():
                 for batch in own_batches(loader, *share, seed):
                     values, rows = sums_of(score(full.module, batch), examples_in(batch))
@@ -356,7 +356,6 @@ class Distributed:
             begun_with(self.training)
 
     def stream(self, loader: Iterable[Any], local: bool) -> Stream:
-        """Return the batches of a loader, which keep their place between rounds."""
         return self._streams.of(loader, local)
 
     def _note(self, message: str) -> None:

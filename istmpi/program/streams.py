@@ -107,12 +107,10 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """The loader's own state; None where it has none."""
         return self._loader.state_dict() if self.stateful else None
 
     @property
     def examples(self) -> int | None:
-        """The examples of this rank; None where they are not known."""
         return self._batches.examples if self._batches else None
 
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
@@ -179,7 +177,6 @@ class Streams:
         return self._streams[key]
 
     def compare(self) -> None:
-        """Note loaders that gave all ranks the same first batch, once. Collective."""
         if self._new:
             per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
             for (loader, _), firsts in zip(self._new, zip(*per_rank)):

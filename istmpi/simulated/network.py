@@ -91,7 +91,6 @@ class Network:
             self.scheduler.wake(task, self.timing.call(rank))
 
     def ended(self, request: Request) -> None:
-        """Note that an operation is over, and wake the rank that waits for it."""
         self._pending[request.rank].pop(request, None)
         task = self.scheduler.tasks[request.rank]
         if task.awaited is request:

@@ -30,7 +30,6 @@ class Request:
         """The ranks of the world without which it cannot end, as it is now."""
         self.status = Status()
         self.on_taking: Callable[[Request], None] = lambda request: None
-        """Writes status and value as the rank's communicator knows them."""
         self.undo: Callable[[], None] = lambda: None
 
     def finish(self) -> None:
