@@ -20,9 +20,6 @@ from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 
-_AT_ONCE = 2**27
-"""Bytes that all ranks together exchange in one go."""
-
 
 class Codistillation(ReplicatedMethod):
     """A method that fetches the others' networks once a round, and never resets the optimizer's state."""
@@ -64,20 +61,14 @@ class Codistillation(ReplicatedMethod):
 
     def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
         communicator = self.job.communicator
-        ranks = communicator.size
-        peers = [rank for rank in range(ranks) if rank != communicator.rank]
-        self._others = [{} for _ in peers]
+        everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
             for name, values in mine.items():
-                flat = values.view(-1).numpy()
-                per_rank = np.empty((ranks, flat.size), flat.dtype)
-                step = max(_AT_ONCE // ranks // flat.itemsize, 1)
-                for start in range(0, flat.size, step):
-                    part = flat[start : start + step]
-                    gathered = communicator.allgatherv(part, [part.size] * ranks)
-                    per_rank[:, start : start + step] = gathered.reshape(ranks, -1)
-                for other, peer in zip(self._others, peers, strict=True):
-                    other[name] = torch.from_numpy(per_rank[peer]).view(values.shape).to(self.job.device)
+                gathered = communicator.allgatherv(values.view(-1).numpy(), [values.numel()] * communicator.size)
+                for other, flat in zip(everyone, np.split(gathered, communicator.size), strict=True):
+                    other[name] = torch.from_numpy(flat).view(values.shape).to(self.job.device)
+        del everyone[communicator.rank]
+        self._others = everyone
 
 
 def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -16,7 +16,7 @@ from istmpi.report.sheets import Sheet, notes, sheets, verdict
 from istmpi.report.styles import BLUE, INK, PAPER
 
 if TYPE_CHECKING:
-    from istmpi.report.comparison_plots import Picture
+    from istmpi.report.plots import Picture
 
 STYLE = f"""
 :root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}

@@ -12,8 +12,8 @@ from curves import curve
 
 from istmpi import __version__
 from istmpi.report.comparison import compare
-from istmpi.report.comparison_plots import pictures
 from istmpi.report.html import page
+from istmpi.report.plots import pictures
 from istmpi.report.styles import GRID, INK, PAPER, STYLES
 
 FAST = [0.5, 0.7, 0.8, 0.9]
