@@ -125,7 +125,6 @@ class Communicator:
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to receive bytes, which have arrived once the request is `all_done`."""
         return self.mpi.Irecv([values, self._library.BYTE], peer, tag)
 
     def test_some(self, requests: list[Any]) -> bool:
@@ -234,7 +233,6 @@ class Communicator:
         return self._waits(call)
 
     def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:
-        """A block in which this rank waits for what it does itself; all ranks come to it, as to a collective call."""
         group = f"{self._name} {call}"
         self.whereabouts.arrive(group)
         return self.whereabouts.waits(call, group, self.ranks, True, for_itself=True)

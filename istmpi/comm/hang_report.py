@@ -144,7 +144,6 @@ def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missin
 
 
 def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
-    """The line about a missing rank. ``ends``: after how many seconds of waiting the job will end; 0: it will not."""
     phase, seconds = slowest
     remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
     then = f" The job ends at {ends:.0f} s if nothing changes." if ends and absent.why in ("silent", "still") else ""
@@ -163,7 +162,6 @@ def lines(
 
 
 def stacks() -> str:
-    """The Python stacks of all threads of this process, or why there are none."""
     try:
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)

@@ -59,7 +59,6 @@ class Whereabouts:
         self._stepping = ""
 
     def watch(self, now: float) -> bool:
-        """Note that the watch looks, as it does at least every second; true if the process was stopped meanwhile."""
         slept = self._slept(now)
         self._watched = now
         return slept
@@ -72,7 +71,6 @@ class Whereabouts:
 
     @contextmanager
     def enter(self, phase: str) -> Iterator[None]:
-        """A block that is that phase; a phase inside another is taken out of it."""
         before = self._change(phase)
         try:
             yield
@@ -122,7 +120,6 @@ class Whereabouts:
     def waits(
         self, call: str, group: str, ranks: Sequence[int], collective: bool, for_itself: bool = False
     ) -> Iterator[None]:
-        """A block in which the rank waits for others, or with ``for_itself`` for what it does itself."""
         number = self.arrivals.get(group, 0) if collective else 0
         trains = threading.get_ident() == self._trainer and not for_itself
         self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)

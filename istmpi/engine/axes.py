@@ -52,7 +52,7 @@ class Factor:
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Positions along this factor of a rank that holds ``units`` of the dealt names, and all of the others."""
+        """Positions along this factor, as of `Axis.positions`."""
         held = units.get(self.name)
         if held is None:
             return range(self.length(lengths))
@@ -204,8 +204,7 @@ def with_odds(
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
     """Return where the positions common to both lie in ``mine``, and their number.
 
-    Both are sorted. The result indexes an axis that is stored in the order of ``mine``; as both sides list the common
-    positions in ascending order, sender and receiver agree on the order without a word.
+    Both are sorted, and the common positions are listed in ascending order: so sender and receiver agree on it.
     """
     if isinstance(mine, range) and isinstance(theirs, range):
         start = max(mine.start, theirs.start)

@@ -60,19 +60,18 @@ class Block:
 
     @property
     def is_first(self) -> bool:
-        """True for a whole block and for the first slab of a cut one."""
         return self.cut is None or self.cut[1] == 0
 
     @property
     def elements(self) -> int:
-        """Elements of the whole block, of which it may be a slab, with those that are left out."""
+        """Elements of the whole block, with those that are left out."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
         return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
 
     def places(self) -> np.ndarray | range:
-        """Return its values' places in the whole block in the order of travel: ascending if cut on axis 0."""
+        """Return its values' places in the whole block, in the order of travel."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
@@ -140,7 +139,7 @@ def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message into shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
+    """Cut a message into shorter ones; both ends cut alike, by the shapes."""
     part: list[Block] = []
     room = capacity
     for block in message:

@@ -65,7 +65,6 @@ class EarlyExchange:
         arriving: Buffers,
         leaving: Buffers,
     ):
-        """``held``: what this rank trains, as the round began. ``arriving``, ``leaving``: memory to be used again."""
         self._held, self._store, self._communicator = held, store, communicator
         self._following = route.deal(round + 1)
         parameters = {name: store.parameters[name] for name in held.tensors}
@@ -87,7 +86,6 @@ class EarlyExchange:
         self._work.put(self._send)
 
     def finish(self, traffic: Traffic) -> float:
-        """Wait until everything has arrived; return the seconds of sending, most of them beside local steps."""
         self._work.finish()
         traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
         return self._work.seconds

@@ -31,7 +31,7 @@ class Leg:
     exclude: Partition | None = None
     """A partition of whose dealt parameters only those elements move that no rank has in it."""
     wire: Wire | Largest | None = None
-    """The form in which values travel; None for values as they are. Of a mean perhaps the largest changes alone."""
+    """The form in which values travel, perhaps the largest changes alone; None for values as they are."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Route:
     def recovered(self, round: int) -> Partition | None:
         """Return the deal that ranks take back from the owners before a job's first round; None if they need none.
 
-        A hop rounds the values that it sends, and those that stay are exact: so a resumed run first restores them.
+        A hop rounds values that a resumed run must round from the same ones.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)
@@ -140,10 +140,6 @@ class Route:
         return parameter_of(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
-        """Return the coding of a leg's values; None for float32. ``leg`` keys the rounding, so each comes once a round.
-
-        ``settles``: the sender keeps the rounded values, too.
-        """
         if self.wire == "float32":
             return None
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)

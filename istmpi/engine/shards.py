@@ -217,7 +217,6 @@ class Shards:
             self.store.keep(on_host(tensors))
 
     def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
-        """Return owners' rows that may have a round's start: some rank trains each."""
         lent = {}
         for name, parameter in self.store.parameters.items():
             dealt = [factor.name in deal.units for axis in parameter.pattern.axes for factor in axis.factors]

@@ -42,8 +42,7 @@ def share_of(rank: int) -> str:
 class Shares:
     """The shares of every round of a run on so many ranks: those of its settings, or those of a log.
 
-    ``log`` has shares by the first round that was, or is to be, trained with them; before that they are equal. With
-    ``follows`` the log grows by itself.
+    ``log``: shares by the first round with them; before that they are equal. With ``follows`` it grows by itself.
     """
 
     def __init__(
@@ -74,10 +73,7 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Take the ranks' seconds of local steps of a round that is done; return new shares if they should change.
-
-        They are for `change`. Only rounds with the present shares count, and only while no others are to come.
-        """
+        """Take the ranks' seconds of local steps of a round that is done; return shares for `change` if they should."""
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]

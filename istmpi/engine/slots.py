@@ -9,10 +9,7 @@ VELOCITY = "velocity"
 
 
 class Slot(str):
-    """The name of a tensor beside a parameter, with its axes: momentum, say. As text it is PARAMETER/SLOT.
-
-    It is that text wherever names are sorted, hashed or written down; what is read back is parsed by `named`.
-    """
+    """The name of a tensor beside a parameter, with its axes, such as momentum; as text PARAMETER/SLOT (`named`)."""
 
     parameter: str
     kind: str

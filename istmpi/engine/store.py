@@ -23,10 +23,9 @@ _CHUNK = 2**20
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``. A tensor beside a parameter, such as optimizer
-    state, has the name of a `Slot` and the parameter's axes. ``scale`` goes with the weights: the factors by which the
-    full network multiplies the contributions of each unit group (`istmpi.models.architecture.Architecture.factor`), the
-    share of them with which a subnet trains; ``fitted`` has the factors that take their place, where they differ.
+    ``tensors[name]`` has the shape of this rank's part in ``owners``; optimizer state has the name of a `Slot`.
+    ``scale`` goes with the weights: the factors by which the full network multiplies the contributions of each unit
+    group (`istmpi.models.architecture.Architecture.factor`), a subnet's share of them; ``fitted`` has others for some.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -39,7 +38,6 @@ class ParameterStore:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """Factors by which the full network multiplies the contributions of each unit group."""
         return {**self.scale, **self.fitted}
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:

@@ -22,10 +22,9 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec for the ``top`` largest of every 4,096 values; tensors have these numbers of elements.
+    """A codec for the ``top`` largest of every 4,096 values of flat tensors; ``sizes``: their numbers of elements.
 
-    As `istmpi.comm.codec.Codec`, but it takes tensors one by one and decodes to places and values; its bytes are
-    `istmpi.engine.packed_sizes.top_k_bytes`.
+    Its bytes are `istmpi.engine.packed_sizes.top_k_bytes`.
     """
 
     top: int

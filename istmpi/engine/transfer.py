@@ -193,7 +193,6 @@ class Transfer:
 
     @property
     def _largest_message(self) -> int:
-        """Return a bound on the bytes of any message, the same on every rank."""
         return sum(
             parameter.itemsize
             * prod(
@@ -259,10 +258,7 @@ def _unpack(
 
 
 class _MeanByElement:
-    """The weighted means of elements with different senders, each as `_mean` computes it.
-
-    ``target``: the tensor that they are for; needs as much memory three times while a transfer runs.
-    """
+    """The weighted means of a tensor's elements with different senders, each as `_mean` computes it."""
 
     def __init__(self, target: torch.Tensor):
         self._exact = target.dtype == torch.float64 or not target.is_floating_point()
@@ -271,7 +267,6 @@ class _MeanByElement:
         self._weight = torch.zeros(target.shape, dtype=torch.float64)
 
     def add(self, block: Block, values: np.ndarray, weight: float) -> None:
-        """Take a sender's values into account; senders come in the order of their ranks within a round of messages."""
         at = np.ix_(*(np.arange(length)[where] for length, where in zip(self._first.shape, block.index, strict=True)))
         arrived = torch.from_numpy(np.ascontiguousarray(values)).view(self._first.dtype)
         new = self._weight[at] == 0
@@ -283,7 +278,6 @@ class _MeanByElement:
         self._weight[at] += weight
 
     def write(self, target: torch.Tensor) -> None:
-        """Write the means; elements that nobody sent keep their values."""
         rounding = None if target.is_floating_point() else "floor"
         weight = self._weight.clamp(min=1e-300)
         wide = self._difference.dtype

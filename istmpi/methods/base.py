@@ -53,10 +53,7 @@ def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
 
 
 class Method(ABC):
-    """The way in which rounds are run: `run` is collective, and leaves the round's weights where `Shards` knows them.
-
-    In a round ``subnet`` has the network that this rank trains, its optimizer, and their tensors.
-    """
+    """The way in which rounds are run; ``subnet`` has the network that this rank trains, and its optimizer."""
 
     averages_gradients = False
     """True if gradients leave the rank, so that all of them are dense."""
@@ -85,7 +82,7 @@ class Method(ABC):
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     def run(self, number: int) -> float | None:
-        """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped.
+        """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped. Collective.
 
         It is dropped where a rank was asked to stop before its last local step: ``job.stop`` has the reason on all
         ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
@@ -165,7 +162,7 @@ class Method(ABC):
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
-        """Do with a local step's gradients what comes before the optimizer's step; by default nothing."""
+        """Change a local step's gradients before the optimizer's step; by default not."""
         return
 
     def after_update(self, done: int) -> None:
@@ -180,7 +177,7 @@ class Method(ABC):
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return tensors of which every rank has its own values between rounds, whole, in host memory."""
+        """Return tensors of which ranks have different values between rounds, whole, in host memory."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
@@ -196,7 +193,7 @@ class Method(ABC):
         return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the objective of a local step and the loss on the batch's targets: by default the same."""
+        """Return what a local step minimises, and the loss on the batch's targets: by default the same."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 

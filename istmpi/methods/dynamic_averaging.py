@@ -33,9 +33,6 @@ class DynamicAveraging(ReplicatedMethod):
             kept = self.shards.alike.get(Slot(name, REFERENCE))
             self._reference[name] = self.subnet.tensors[name].clone() if kept is None else kept
 
-    def exchange(self, number: int) -> None:
-        self._synchronise(number)
-
     def fill_store(self) -> None:
         store = self.job.store
         tensors = self.of_this_rank()
@@ -47,7 +44,7 @@ class DynamicAveraging(ReplicatedMethod):
             rows = store.owners.rows(len(values), store.rank)
             store.tensors[Slot(name, REFERENCE)].copy_(values[rows.start : rows.stop])
 
-    def _synchronise(self, round: int) -> None:
+    def exchange(self, number: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
         # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
@@ -55,7 +52,7 @@ class DynamicAveraging(ReplicatedMethod):
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
-        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
+        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", number)).tolist()
         near = not members
         while not near:
             if 2 * len(members) >= communicator.size:

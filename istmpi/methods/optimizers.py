@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer: how it is made from the run's settings, and the state that it keeps for every element.
+    """An optimizer of a run's settings, and the state that it keeps for every element: slots, which start at zero.
 
-    A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
-    ``problem``: the reason why its state cannot be kept from round to round; empty where it can.
+    ``counts_steps``: it also counts its steps. ``problem``: why its state cannot be kept from round to round, if so.
     """
 
     name: str
@@ -31,7 +30,6 @@ class OptimizerSpec:
     problem: str = ""
 
     def kept_slots(self) -> tuple[str, ...]:
-        """Return the slots, to be kept from round to round; ConfigError where they are not all of its state."""
         if self.problem:
             raise ConfigError(
                 f"the state of {self.name} cannot be kept between rounds: {self.problem}. Use optimizer_state "
@@ -116,7 +114,6 @@ def _none(parameters: object) -> "torch.optim.Optimizer":
 
 
 def _of_a_class(settings) -> OptimizerSpec:
-    """Return the optimizer of a class, with lr, those of the settings that are not 0, and its arguments."""
     shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
     arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
     arguments |= settings.arguments or {}
@@ -196,7 +193,7 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return the slots of a parameter's state, whether it counts steps, and what else there is, as a problem."""
+    """Return the slots of a parameter's state, whether it counts steps, and the problem if there is more."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

@@ -59,7 +59,7 @@ class SparseRows:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take the step of the rows that have a gradient, which is taken away; the others owe it."""
+        """Take the step of the rows that have a gradient; the others owe it."""
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue

@@ -31,17 +31,14 @@ RING_BYTES = 2**20
 
 
 def trained(held: Holdings) -> int | Fraction:
-    """Count the elements of all networks that ranks train in a round."""
     return held.held_elements
 
 
 def reduced(held: Holdings) -> int:
-    """Count the elements that all ranks receive in an all-reduce of the network."""
     return 2 * (held.ranks - 1) * held.network_elements
 
 
 def gathered(held: Holdings) -> int:
-    """Count the elements that all ranks receive when each gets the others' networks."""
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -57,7 +54,7 @@ class MethodSpec:
     rounds: str = ""
     """The class that runs them, in this package: ``ist.IST``; none of a method that is only counted."""
     settings: tuple[Field, ...] = ()
-    """Its own in [method], as `istmpi.settings.own` makes them: type, default, range and help."""
+    """Its own in [method] (`istmpi.settings.own`)."""
     sends_every_step: bool = False
     """True if it sends in every local step, not once a round."""
     sends_since: Callable[[Run], int] = lambda run: 0
@@ -67,7 +64,7 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """Elements that all ranks receive each time, as the paper counts them: all that they train, own ones included."""
+    """Elements that all ranks receive each time, as the paper counts them: own ones included."""
     sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
@@ -81,13 +78,13 @@ class MethodSpec:
     in_passes: bool = False
     """True if a round is so many passes over a rank's data, not method.local_steps."""
     synchronous: bool = False
-    """True if ranks take the same step together, so that they may share one batch."""
+    """True if ranks may share one batch, for they take the same step together."""
     learns_from_others: bool = False
     """True if each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
-    """Learning rate and momentum of the outer step after a round, if the run does not say; None where there is none."""
+    """Default learning rate and momentum of the outer step after a round; None where there is none."""
     always_carries: bool = False
-    """True if the optimizer's state is never reset, whatever the run says; it rests with the owners and is not sent."""
+    """True if the optimizer's state is never reset; it rests with the owners and is not sent."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, slots left out."""
     delay_by_default: int = 0
@@ -95,19 +92,16 @@ class MethodSpec:
     encodes: bool = False
     """True if values can travel in fewer bits in its rounds (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
+    """Whole networks that a rank keeps beside the one it trains, of a run, its ranks and stored slots."""
 
     def load(self) -> type[Method]:
-        """Return the class that runs its rounds; imports torch."""
         module, _, kind = self.rounds.partition(".")
         return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
 
     def wire(self, run: Run) -> str:
-        """Return the form in which values travel in a run: float32 where the method sends them as they are."""
         return run.method.wire if self.encodes else "float32"
 
     def sends_largest(self, run: Run) -> bool:
-        """Say whether ranks send but the largest changes of what is not dealt out."""
         return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
@@ -185,11 +179,11 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """Return the shares of a run's settings; None for equal ones, and for those that change during the run."""
+        """Return the fixed shares of a run's settings; None for equal ones."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
     def outer(self, run: Run) -> tuple[float, float]:
-        """Return learning rate and momentum of the outer step: the run's, otherwise the method's own; 1, 0 for none."""
+        """Return learning rate and momentum of a run's outer step; 1, 0 for none."""
         if self.outer_step is None:
             return 1.0, 0.0
         lr, momentum, settings = *self.outer_step, run.method
@@ -210,7 +204,7 @@ class MethodSpec:
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Count a parameter's tensors that a collective moves: 1, and the optimizer state that travels along."""
+        """Count a parameter's tensors that travel: 1, and the optimizer state that travels along."""
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
@@ -228,7 +222,7 @@ class MethodSpec:
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def delay(self, run: Run) -> int:
-        """Return the local steps during which weights that have left travel: the run's, otherwise the method's own."""
+        """Return the local steps during which weights that have left travel."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
@@ -237,7 +231,6 @@ class MethodSpec:
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
-        """Return the local steps of a rank in a round, on so many ranks and examples."""
         if not self.in_passes:
             return run.method.local_steps
         per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)

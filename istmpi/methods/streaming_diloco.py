@@ -35,7 +35,7 @@ class _UnderWay:
     flat: torch.Tensor | None
     """Differences, to become their mean."""
     values: dict[str, torch.Tensor]
-    """Copies of own values, to become their means, where there is no ``flat``."""
+    """Copies of own values, to become their means, without ``flat``."""
     vote: Callable[[], int]
     """The vote: 1 if any rank wants to stop."""
 
@@ -108,7 +108,6 @@ class StreamingDiLoCo(ReplicatedMethod):
 
     @torch.no_grad()
     def _arrive(self, arrived: _UnderWay) -> None:
-        """Take the outer step from a fragment's mean, and mix what comes of it into this rank's own values."""
         mix = self.job.run.method.mix
         with self.job.clock("all-reduce"):
             arrived.mean.finish()

@@ -188,7 +188,6 @@ class Distributed:
             self.summary = record.end(network)
 
     def _take_scores_up(self) -> None:
-        """Give the schedule the scores of the rounds before resuming. Collective."""
         if not self._made:
             return
         lines, first_step = self.metrics(), self.training.method.first_step
@@ -246,7 +245,6 @@ class Distributed:
             return self._mean(sums, count, name)
 
     def _calibrate(self) -> None:
-        """Take the moments of batch normalisations as the last evaluation with ``calibrate`` did. Collective."""
         (score, loader), training, communicator = self._calibration, self.training, self.communicator
         full, seed = training.evaluator.network, self.run.train.seed
         shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
@@ -343,7 +341,7 @@ class Distributed:
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different calls; do what is due among all. Collective."""
+        """Refuse, on every rank, ranks that came to different calls. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -369,7 +367,7 @@ class Distributed:
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)
 
     def _calibrated_again(self) -> bool:
-        """Take the moments of batch normalisations that are not known after this round; False if nobody said how."""
+        """Say whether moments of batch normalisations are known after this round; take them if an evaluation did."""
         training = self.training
         if not training.architecture.batch_norms or training.calibrated:
             return True

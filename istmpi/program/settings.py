@@ -54,7 +54,7 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield the arguments with the settings that they are; where two sections have one, the first has the bare name."""
+    """Yield arguments with their settings; of two sections with one, the first has the bare name."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):

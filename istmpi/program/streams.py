@@ -98,7 +98,7 @@ class Stream:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """The length of a map-style data set, and a checksum of some examples, 0 where they differ each time."""
+        """The length of a map-style data set, and a checksum of some examples, 0 for random ones."""
         if self._batches is None:
             return None
         again = _Collated.of(self._loader)
@@ -188,7 +188,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Refuse a data set that a resumed run had otherwise, of each rank's own only on as many ranks."""
+        """Refuse another data set than before resuming, of each rank's own only on as many ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -203,7 +203,6 @@ class Streams:
         path.write_text(json.dumps(fingerprints))
 
     def begin_round(self) -> None:
-        """Keep the states of loaders that have one, for a round that is dropped."""
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:

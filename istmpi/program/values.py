@@ -13,7 +13,6 @@ from istmpi.trees import Named, tensors_of
 
 
 def require_class(network: Any) -> None:
-    """Refuse, with a ConfigError, a network that is no class."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
