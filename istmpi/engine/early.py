@@ -20,6 +20,7 @@ from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
+from istmpi.engine.staging import Tensors
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 
@@ -78,7 +79,7 @@ class EarlyExchange:
         communicator.traffic = Traffic()
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 
-    def leave(self, trained: Mapping[str, torch.Tensor]) -> None:
+    def leave(self, trained: Tensors) -> None:
         """Send the parameters that leave, with their values by now."""
         for name, values in self._leaving.items():
             values.copy_(trained[name])
@@ -90,7 +91,7 @@ class EarlyExchange:
         traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
         return self._work.seconds
 
-    def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:
+    def assemble(self, trained: Tensors) -> HeldParts:
         """Return this rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
@@ -99,7 +100,7 @@ class EarlyExchange:
         self._hop = self._move(HOP, self._leaving, self._arriving)
         self._move(PUSH, self._leaving, self._store.tensors)
 
-    def _move(self, name: str, values: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> Transfer:
+    def _move(self, name: str, values: Tensors, into: Tensors) -> Transfer:
         leg = self._legs[name]
         transfer = Transfer.of(leg, self._store.rank)
         transfer.run(values, into, self._communicator)

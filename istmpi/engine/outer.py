@@ -6,13 +6,10 @@
 With lr 1 and no momentum the weights are where the round led, bit for bit.
 """
 
-from collections.abc import Mapping
-
 import torch
 
 from istmpi.engine.slots import VELOCITY, Slot, weights_among
-
-Tensors = Mapping[str, torch.Tensor]
+from istmpi.engine.staging import Tensors
 
 
 class Outer:

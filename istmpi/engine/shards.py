@@ -6,7 +6,7 @@ those of common parameters are on every rank; `Shards.flush` brings them to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -23,12 +23,11 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
 from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.sparse_mean import SparseMean
-from istmpi.engine.staging import copy_from_host, empty_on_host, on_host
+from istmpi.engine.staging import Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import forms_of
 
-Tensors = Mapping[str, torch.Tensor]
 START = "last-mean"
 """The kind of slot for the values of the last mean of the largest changes."""
 

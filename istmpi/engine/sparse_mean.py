@@ -8,13 +8,12 @@ tensor <- start + the mean of what all have sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from istmpi.comm import Communicator
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import Slot
+from istmpi.engine.staging import Tensors
 from istmpi.engine.top_k import TopK
 
 ERROR = "error"
@@ -28,7 +27,7 @@ class SparseMean:
         self._largest = largest
         self.errors: dict[str, torch.Tensor] = {}
 
-    def begin(self, weights: Mapping[str, torch.Tensor], restored: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, weights: Tensors, restored: Tensors) -> None:
         """Make the errors of these weights unless they are there: zeros, or those of a checkpoint."""
         for name, values in weights.items():
             if name not in self.errors:
@@ -39,9 +38,7 @@ class SparseMean:
     def slots(self) -> dict[str, torch.Tensor]:
         return {Slot(name, ERROR): values for name, values in self.errors.items()}
 
-    def take(
-        self, tensors: Mapping[str, torch.Tensor], starts: Mapping[str, torch.Tensor], communicator: Communicator
-    ) -> None:
+    def take(self, tensors: Tensors, starts: Tensors, communicator: Communicator) -> None:
         """Replace tensors that were ``starts`` before by their means. Collective."""
         for name, start in starts.items():
             self.errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())

@@ -5,7 +5,7 @@ networks predict, as they were at the beginning of the round. The network of ran
 exits the last one's predictions teach all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,9 +13,8 @@ from torch import nn
 from torch.func import functional_call
 
 from istmpi.data.batch import Batch
-from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import weights_among
-from istmpi.engine.transfer import Transfer
+from istmpi.engine.staging import Tensors
 from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -42,10 +41,7 @@ class Codistillation(ReplicatedMethod):
         self._others = []
 
     def fill_store(self) -> None:
-        store = self.job.store
-        first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
-        push = Transfer(store.parameters, first, store.owners, store.rank)
-        push.run(self.of_this_rank(), store.tensors, self.job.communicator)
+        self.give_mean((0,))
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, batch)
@@ -59,7 +55,7 @@ class Codistillation(ReplicatedMethod):
         network.train()
         return loss + self.loss(outputs, mean), loss
 
-    def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
+    def _fetch_others(self, mine: Tensors) -> None:
         communicator = self.job.communicator
         everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
@@ -71,5 +67,5 @@ class Codistillation(ReplicatedMethod):
         self._others = everyone
 
 
-def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _with(network: nn.Module, weights: Tensors) -> Callable[..., torch.Tensor]:
     return lambda *inputs, **named: functional_call(network, dict(weights), inputs, named)

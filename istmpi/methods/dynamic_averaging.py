@@ -6,14 +6,14 @@ larger ones take their mean with as many others at random, again and again, unti
 the ranks on all take it, and it is the next reference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from istmpi import rng
 from istmpi.engine.layout import Owners, Replicated, part_shape
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.engine.staging import copy_from_host, on_host
+from istmpi.engine.staging import Tensors, copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -34,15 +34,9 @@ class DynamicAveraging(ReplicatedMethod):
             self._reference[name] = self.subnet.tensors[name].clone() if kept is None else kept
 
     def fill_store(self) -> None:
-        store = self.job.store
-        tensors = self.of_this_rank()
-        here = Replicated(store.owners.lengths, store.owners.ranks)
-        moved = {name: store.parameters[name] for name in tensors}
-        Transfer(moved, here, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
-        store.add_slots((REFERENCE,))
-        for name, values in on_host(self._reference).items():
-            rows = store.owners.rows(len(values), store.rank)
-            store.tensors[Slot(name, REFERENCE)].copy_(values[rows.start : rows.stop])
+        self.give_mean()
+        self.job.store.add_slots((REFERENCE,))
+        self.job.store.keep({Slot(name, REFERENCE): values for name, values in on_host(self._reference).items()})
 
     def exchange(self, number: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
@@ -86,7 +80,7 @@ class DynamicAveraging(ReplicatedMethod):
             self._reference = {name: self.subnet.tensors[name].clone() for name in self._reference}
         return near
 
-    def _distance(self, mean: Mapping[str, torch.Tensor], owners: Owners, rank: int) -> float:
+    def _distance(self, mean: Tensors, owners: Owners, rank: int) -> float:
         reference = {}
         for name, values in on_host(self._reference).items():
             rows = owners.rows(len(values), rank)
@@ -94,7 +88,7 @@ class DynamicAveraging(ReplicatedMethod):
         return _squared(reference, mean)
 
 
-def _squared(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor] | None = None) -> float:
+def _squared(tensors: Tensors, others: Tensors | None = None) -> float:
     total = 0.0
     for name, values in tensors.items():
         difference = values if others is None else others[name] - values

@@ -1,11 +1,13 @@
 """Methods in which every rank has the whole network and keeps it from round to round."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
+from istmpi.engine.layout import Replicated
 from istmpi.engine.outer import Outer
-from istmpi.engine.staging import copy_from_host, on_host
+from istmpi.engine.staging import Tensors, copy_from_host, on_host
+from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 
@@ -58,12 +60,19 @@ class ReplicatedMethod(Method):
         """Bring what is worth evaluating of the ranks' networks into the store; by default it is there. Collective."""
         return
 
+    def give_mean(self, members: tuple[int, ...] | None = None) -> None:
+        """Give the owners the mean of this many ranks' networks, by default of all. Collective."""
+        store, tensors = self.job.store, self.of_this_rank()
+        moved = {name: store.parameters[name] for name in tensors}
+        holders = Replicated(store.owners.lengths, store.owners.ranks, members)
+        Transfer(moved, holders, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
+
     def rollback(self) -> None:
         tensors = self.each_rank()
         for name, values in self._start.items():
             tensors[name].copy_(values)
 
-    def of_this_rank(self) -> Mapping[str, torch.Tensor]:
+    def of_this_rank(self) -> Tensors:
         return on_host(self.each_rank()) if self.subnet.tensors else self.job.restored
 
     def publish(self) -> None:

@@ -138,12 +138,12 @@ class SimulatedCommunicator:
         self._network.call(self._me, "isend")
         return self._job.mail.send(self._context, self._me, self.members[dest], tag, pickle.dumps(value))
 
-    def irecv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "irecv")
         return self._receive(None, source, tag)
 
-    def recv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
-        return self.irecv(buf, source, tag).wait()
+    def recv(self, source: int = ANY_SOURCE) -> Any:
+        return self.irecv(source).wait()
 
     def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         self._network.poll(self._me, "Iprobe")

@@ -37,29 +37,22 @@ class Request:
             self.done = True
             self.network.ended(self)
 
-    def take(self, status: Status | None = None) -> None:
+    def take(self) -> None:
         self.null = True
         self.on_taking(self)
-        if status is not None:
-            status.take(self.status.source, self.status.tag)
 
-    def Test(self, status: Status | None = None) -> bool:
-        if self.null:
-            return True
-        self.network.poll(self.rank, "Test")
-        if self.done:
-            self.take(status)
+    def Test(self) -> bool:
+        if not self.null:
+            self.network.poll(self.rank, "Test")
+            if self.done:
+                self.take()
         return self.null
 
-    def Wait(self, status: Status | None = None) -> bool:
+    def wait(self) -> Any:
         if not self.null:
             self.network.call(self.rank, "Wait")
             self.network.wait(self)
-            self.take(status)
-        return True
-
-    def wait(self, status: Status | None = None) -> Any:
-        self.Wait(status)
+            self.take()
         return self.value
 
     def __eq__(self, other: object) -> bool:
