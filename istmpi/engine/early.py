@@ -20,8 +20,7 @@ from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
-from istmpi.engine.staging import Tensors
-from istmpi.engine.store import ParameterStore
+from istmpi.engine.store import ParameterStore, Tensors
 from istmpi.engine.transfer import Transfer
 
 Buffers = MutableMapping[str, torch.Tensor]

@@ -9,7 +9,7 @@ With lr 1 and no momentum the weights are where the round led, bit for bit.
 import torch
 
 from istmpi.engine.slots import VELOCITY, Slot, weights_among
-from istmpi.engine.staging import Tensors
+from istmpi.engine.store import Tensors
 
 
 class Outer:

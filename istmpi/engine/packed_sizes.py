@@ -1,4 +1,4 @@
-"""The bytes that packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
+"""The bytes that packed values take, without torch: `istmpi.engine.few_bits` writes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -23,8 +23,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
 from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.sparse_mean import SparseMean
-from istmpi.engine.staging import Tensors, copy_from_host, empty_on_host, on_host
-from istmpi.engine.store import ParameterStore
+from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import forms_of
 

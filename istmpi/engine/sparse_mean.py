@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 
 from istmpi.comm import Communicator
+from istmpi.engine.few_bits import TopK
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import Slot
-from istmpi.engine.staging import Tensors
-from istmpi.engine.top_k import TopK
+from istmpi.engine.store import Tensors
 
 ERROR = "error"
 """The kind of slot for what a rank has not sent yet: its own, never with the owners."""

@@ -1,4 +1,4 @@
-"""This rank's owned rows of every parameter, in which the weights rest between rounds.
+"""This rank's owned rows of every parameter, in which the weights rest between rounds, and copies to its device.
 
 No rank ever has the full network. Initial values are a function of the seed and of the element's global position
 alone, so the network is the same at any number of ranks.
@@ -15,6 +15,8 @@ from istmpi.comm import Communicator
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.slots import Slot, weights_among
+
+Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
 """Elements drawn at a time, which bounds the memory of the initialisation."""
@@ -87,7 +89,7 @@ class ParameterStore:
             return f"{name}[{at}] is {values[~torch.isfinite(values)][0].item()}"
         return ""
 
-    def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def keep(self, tensors: Tensors) -> None:
         """Take this rank's rows from tensors that hold whole parameters."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
@@ -124,3 +126,26 @@ class ParameterStore:
     def first_element(self, parameter: Parameter) -> int:
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
+
+
+# ---- copies between device and host memory, from which MPI sends
+
+
+def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return host tensors to receive values for these: the same ones where they are in host memory already."""
+    return {
+        name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+        for name, tensor in tensors.items()
+    }
+
+
+def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return these tensors' values in host memory, without a copy where they are there already."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def copy_from_host(staged: Tensors, tensors: Tensors) -> None:
+    """Copy values that arrived in host memory to the tensors that need them."""
+    for name, tensor in tensors.items():
+        if staged[name] is not tensor:
+            tensor.copy_(staged[name])

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from istmpi.data.batch import Batch
 from istmpi.engine.slots import weights_among
-from istmpi.engine.staging import Tensors
+from istmpi.engine.store import Tensors
 from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod

@@ -13,7 +13,7 @@ import torch
 from istmpi import rng
 from istmpi.engine.layout import Owners, Replicated, part_shape
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.engine.staging import Tensors, copy_from_host, on_host
+from istmpi.engine.store import Tensors, copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod

@@ -6,7 +6,7 @@ import torch
 
 from istmpi.engine.layout import Replicated
 from istmpi.engine.outer import Outer
-from istmpi.engine.staging import Tensors, copy_from_host, on_host
+from istmpi.engine.store import Tensors, copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job

@@ -11,8 +11,7 @@ import numpy as np
 from istmpi.errors import SimulationError
 from istmpi.simulated.collectives import Collectives
 from istmpi.simulated.messages import Mail
-from istmpi.simulated.network import Context, Network
-from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Group, Request, Status
+from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Group, Network, Request, Status
 
 IN_PLACE = object()
 

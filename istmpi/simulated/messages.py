@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.network import Context, Network
-from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
+from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Network, Request
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from istmpi.foreign import read_toml
 from istmpi.methods import METHODS
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.names import NETWORKS
-from istmpi.report.settings import markdown, schema
+from istmpi.cli.commands.settings import markdown, schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 
