@@ -142,8 +142,8 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch, as in the paper. ``examples``: of training, for methods
-    that count in passes.
+    ``shared_batch``: methods that send in each step divide train.batch, as in the paper. ``examples``: of training, for
+    methods that count in passes.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -158,7 +158,7 @@ def cost(
     resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0
     held = Holdings(*dealing, *resting)
     made = optimizer_spec(run.optimizer)
-    batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
+    batch = Fraction(run.train.batch, ranks if shared_batch and spec.sends_every_step else 1)
     stored = len(spec.slots(run))
     sends = [COLLECTIVES[name](run) for name in spec.sends]
     early = spec.leaves_early(run, architecture, ranks)
@@ -193,7 +193,7 @@ def cost(
         )
         copies += moved * staying * held.shared_bytes
         copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
-        sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
+        sparse = made.name == "sgd" and not run.optimizer.clip and not spec.sends_every_step
         inside = batch * Fraction(architecture.nodes[0])
         parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
     return Cost(
@@ -207,7 +207,7 @@ def cost(
         loads=loads,
         sent_part=spec.sent_part(run),
         tensors=tensors,
-        start_bytes=(1 + stored) * sum(COLLECTIVES[name](run).load(held).sent for name in spec.sends_at_start) + first,
+        start_bytes=(1 + stored) * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0) + first,
         since=spec.sends_since(run),
     )
 

@@ -55,8 +55,6 @@ def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
 class Method(ABC):
     """The way in which rounds are run; ``subnet`` has the network that this rank trains, and its optimizer."""
 
-    averages_gradients = False
-    """True if gradients leave the rank, so that all of them are dense."""
     finished_within = 10.0
     """Seconds: a round that takes no longer after a request to stop is finished; another is dropped."""
     hands_over = True
@@ -67,7 +65,7 @@ class Method(ABC):
     def __init__(self, job: Job):
         self.job = job
         self.spec = METHODS[job.run.method.name]
-        self.subnet = Subnet(job, self.averages_gradients)
+        self.subnet = Subnet(job, self.spec.sends_every_step)
         self.task = job.task
         self.examples = 0
         """Examples that this rank has consumed."""

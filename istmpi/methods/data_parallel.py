@@ -18,8 +18,6 @@ class DataParallel(ReplicatedMethod):
     The optimizer's state is never reset.
     """
 
-    averages_gradients = True
-
     def __init__(self, job: Job):
         super().__init__(job)
         self._mean: MeanOverRanks | None = None

@@ -56,11 +56,11 @@ class MethodSpec:
     settings: tuple[Field, ...] = ()
     """Its own in [method] (`istmpi.settings.own`)."""
     sends_every_step: bool = False
-    """True if it sends in every local step, not once a round."""
+    """True if it sends in every local step, which ranks take together and so may share one batch."""
     sends_since: Callable[[Run], int] = lambda run: 0
     """The first round in which it sends."""
-    sends_at_start: tuple[str, ...] = ()
-    """Collectives of the first round, which also carry the slots that rest with the owners."""
+    replicated: bool = False
+    """True if ranks keep the whole network, which they pull in the first round, with the slots of the owners."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
@@ -77,8 +77,6 @@ class MethodSpec:
     """The number of ranks that take part in a round, of so many."""
     in_passes: bool = False
     """True if a round is so many passes over a rank's data, not method.local_steps."""
-    synchronous: bool = False
-    """True if ranks may share one batch, for they take the same step together."""
     learns_from_others: bool = False
     """True if each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
@@ -150,7 +148,7 @@ class MethodSpec:
         from istmpi.engine.route import Route
 
         common: Sequence[str] = ()
-        if self.sends_at_start:
+        if self.replicated:
             common = list(architecture.parameters)
         elif self.shares_by_ring(run, architecture, ranks):
             common = self.shared(run, architecture)

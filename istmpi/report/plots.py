@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from textwrap import fill
@@ -102,18 +101,12 @@ COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ran
 SPLIT = "Time by phase"
 
 
-@dataclass(frozen=True)
-class Picture:
-    title: str
-    svg: str
-
-
-def pictures(comparison: Comparison) -> list[Picture]:
-    """Draw the score against time and bytes, and where the time went; the same figures give the same text."""
+def pictures(comparison: Comparison) -> dict[str, str]:
+    """Draw the score against time and bytes, and where the time went: <svg> elements by title, always the same text."""
     titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
-    drawings = []
+    drawings = {}
     for number, (cost, title) in enumerate(titles.items()):
         with looking_alike():
             from matplotlib.figure import Figure
@@ -122,7 +115,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
             drawn = Figure(figsize=(WIDTH, height), layout="constrained")
             axis = drawn.subplots()
             _bars(axis, comparison) if cost == "phases" else _lines(axis, comparison, cost, title)
-        drawings.append(Picture(title, svg(drawn, title, str(number))))
+        drawings[title] = svg(drawn, title, str(number))
     return drawings
 
 
