@@ -27,9 +27,6 @@ from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_o
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import forms_of
 
-START = "last-mean"
-"""The kind of slot for the values of the last mean of the largest changes."""
-
 
 class Shards:
     """The parameters as one rank sees them: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
@@ -61,7 +58,6 @@ class Shards:
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}
         self._sparse = SparseMean(route.largest) if route.largest else None
-        self._starts: dict[str, torch.Tensor] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
@@ -90,10 +86,8 @@ class Shards:
         for name, values in present.items():
             targets[name].copy_(values)
         if self._sparse and not self._common:
-            weights = [name for name in weights_among(arriving) if route.is_common(name)]
-            starts = {name: self._restored.get(Slot(name, START), arriving[name]) for name in weights}
-            self._starts = {name: values.to(targets[name].device, copy=True) for name, values in starts.items()}
-            self._sparse.begin(self._starts, self._restored)
+            weights = {name: arriving[name] for name in weights_among(arriving) if route.is_common(name)}
+            self._sparse.begin(weights, self._restored, targets)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
         if self._sparse and route.every == 1:  # a round that is dropped must leave them as they were
@@ -138,8 +132,8 @@ class Shards:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
             self.outer.step(self._common | self.alike)
-            for name, start in self._starts.items():
-                start.copy_(self._common[name])
+            if self._sparse:
+                self._sparse.start_from(self._common)
             self.keep(self._common | self.alike)
         self._reached = {}
 
@@ -163,7 +157,7 @@ class Shards:
         if self.route.every == 1:
             self._common = {}
             if self._sparse:
-                self._restored = on_host(self._own) | self._sparse.slots
+                self._restored = on_host(self._own) | self._sparse.slots()
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
@@ -204,9 +198,7 @@ class Shards:
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
-            tensors = tensors | on_host(slots) | self._sparse.slots
-            if not self._mean_taken:  # the owners get the mean of now
-                tensors |= on_host({Slot(name, START): values for name, values in self._starts.items()})
+            tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # owners get the mean of now
         return tensors
 
     def keep(self, tensors: Tensors) -> None:
@@ -260,7 +252,7 @@ class Shards:
         nbytes = {name: tensors[name].nbytes for name in leg.parameters}
         with self._clock("all-reduce"):
             if isinstance(leg.wire, Largest):
-                self._sparse.take(tensors, self._starts, self._communicator)
+                self._sparse.take(tensors, self._communicator)
                 return
             encoded = ()
             if leg.wire:
