@@ -100,7 +100,6 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    """Refuse a deal that training would refuse, or subnets that the network's code does."""
     cost.spec.require_dealable(run, network)
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt
     for part in cost.parts:

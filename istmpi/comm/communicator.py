@@ -146,7 +146,6 @@ class Communicator:
             size = needed
 
     def gather_to_root(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0, None on the others."""
         packed = np.frombuffer(objects.packed(value), dtype=np.uint8)
         lengths = self.allgather(packed.size)
         starts = [*accumulate(lengths, initial=0)][:-1]
@@ -228,7 +227,6 @@ class Communicator:
         return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
 
     def waiting(self, call: str) -> AbstractContextManager[None]:
-        """A collective block in which this rank waits for all others."""
         self.whereabouts.arrive(self._name)
         return self._waits(call)
 

@@ -99,7 +99,6 @@ class Missing:
 
 
 def deadline(patience: float, slowest_round: float) -> float:
-    """Seconds after which a rank that others wait for is missed."""
     return max(patience, TIMES_THE_SLOWEST * slowest_round) if slowest_round else TIMES_BEFORE_THE_FIRST * patience
 
 

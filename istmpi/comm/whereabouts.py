@@ -112,7 +112,6 @@ class Whereabouts:
         self.round, self.local_step, self._round_began = round, None, now
 
     def arrive(self, group: str) -> None:
-        """Note that the rank has come to a collective call of that communicator."""
         self.arrivals[group] = self.arrivals.get(group, 0) + 1
         self.moved = time.monotonic()
 

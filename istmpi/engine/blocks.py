@@ -71,7 +71,7 @@ class Block:
         return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
 
     def places(self) -> np.ndarray | range:
-        """Return its values' places in the whole block, in the order of travel."""
+        """Its values' places in the whole block, in the order of travel."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
@@ -218,5 +218,5 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """Return the tensor's memory as integers of the element's size, which move any dtype unchanged."""
+    """The tensor's memory as integers of the element's size, which move any dtype unchanged."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

@@ -79,7 +79,6 @@ class EarlyExchange:
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 
     def leave(self, trained: Tensors) -> None:
-        """Send the parameters that leave, with their values by now."""
         for name, values in self._leaving.items():
             values.copy_(trained[name])
         self._held.flushed = False  # owners get other values
@@ -91,7 +90,7 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Tensors) -> HeldParts:
-        """Return this rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
+        """This rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

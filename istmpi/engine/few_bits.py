@@ -89,7 +89,7 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return places among all values, one tensor's behind the other's, and the values there."""
+        """Places among all values, one tensor's behind the other's, and the values there."""
         kept = torch.tensor(self.kept)
         starts = [first + start for first, size in self._placed() for start in range(0, size, CHUNK)]
         entries = top_k_entries(self.top, self.sizes)
@@ -107,7 +107,7 @@ class TopK:
         return [(sum(self.sizes[:number]), size) for number, size in enumerate(self.sizes)]
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return places and values of whole chunks, and of the rest: ``[chunk, value]``."""
+        """Places and values of whole chunks, and of the rest: ``[chunk, value]``."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -123,7 +123,7 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes of values ``[chunk, value]``, and the two levels of each chunk."""
+    """Codes of values ``[chunk, value]``, and the two levels of each chunk."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

@@ -11,7 +11,7 @@ CHUNK = 4096
 
 
 def float4_bytes(count: int) -> int:
-    """Return the bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
+    """The bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
     return 4 * -(-count // BLOCK) + -(-count // 2)
 
 
@@ -21,7 +21,7 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Return the bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
+    """The bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:

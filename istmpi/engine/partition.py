@@ -17,7 +17,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
-    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
+    """The sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
 
     Without shares they differ by at most one. With shares they follow them by largest remainders, none below one unit.
     """

@@ -111,7 +111,7 @@ class Route:
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """Return the deal that ranks take back from the owners before a job's first round; None if they need none.
+        """The deal that ranks take back from the owners before a job's first round; None if they need none.
 
         A hop rounds values that a resumed run must round from the same ones.
         """
@@ -120,7 +120,7 @@ class Route:
         return None
 
     def legs(self, parameters: Parameters, round: int, fresh: bool) -> Sequence[Leg]:
-        """Return all legs that a round executes; ``fresh``: it is the first one of a method in a job."""
+        """The legs that a round executes; ``fresh``: it is the first one of a method in a job."""
         common = {name for name in parameters if self.is_common(name)}
         before = self.deal(round - 1) if self.stays and round else None
         legs: list[Leg] = []

@@ -100,11 +100,9 @@ class Shards:
 
     @property
     def leaves_early(self) -> bool:
-        """Say whether the exchange of the round under way has begun."""
         return self._early is not None
 
     def send_early(self, trained: Tensors) -> None:
-        """Send the parameters that leave before the round ends, if any do."""
         if self._early:
             with self._clock(HOP):
                 self._early.leave(trained)
@@ -194,7 +192,7 @@ class Shards:
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
-        """Return the values of common parameters that other ranks do not have, whole, in host memory."""
+        """The values of common parameters that other ranks do not have, whole, in host memory."""
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}

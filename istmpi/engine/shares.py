@@ -22,7 +22,7 @@ LEAD = 2
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
+    """The shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
@@ -58,11 +58,11 @@ class Shares:
         self._seconds: list[Sequence[float]] = []
 
     def of(self, round: int) -> Sequence[float] | None:
-        """Return the shares of a round; None for equal ones."""
+        """The shares of a round; None for equal ones."""
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """Return the log of the rounds before, at and after one: the last trained, and all decided by then."""
+        """The log of the rounds before, at and after one: the last trained, and all decided by then."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -90,6 +90,5 @@ class Shares:
             self._log = dict(sorted(log.items()))
 
     def change(self, round: int, shares: Sequence[float]) -> None:
-        """Change the shares as soon as possible after a round that is done."""
         self._log[round + LEAD] = tuple(shares)
         self._seconds = []

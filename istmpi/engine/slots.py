@@ -31,7 +31,7 @@ def named(text: str) -> str | Slot:
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter to which a name belongs: itself, or that of the slot."""
+    """The parameter to which a name belongs: itself, or that of the slot."""
     return name.parameter if isinstance(name, Slot) else name
 
 
@@ -40,10 +40,8 @@ def weights_among(names: Iterable[str]) -> list[str]:
 
 
 def without(names: Iterable[str], *kinds: str) -> list[str]:
-    """Return the names that are no slots of these kinds."""
     return [name for name in names if not (isinstance(name, Slot) and name.kind in kinds)]
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of slots among these names, each once."""
     return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))

@@ -43,7 +43,6 @@ class ParameterStore:
         return {**self.scale, **self.fitted}
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
-        """Return a whole tensor, of the rows of all ranks. Collective."""
         rows, *rest = shape = self.parameters[name].pattern.shape(self.owners.lengths)
         counts = [len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)]
         return torch.from_numpy(communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)).view(shape)
@@ -78,7 +77,7 @@ class ParameterStore:
         return total % 2**64
 
     def not_finite(self) -> str:
-        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
+        """This rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
         for name in weights_among(self.parameters):
             parameter, values = self.parameters[name], self.tensors[name]
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
@@ -145,7 +144,6 @@ def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def copy_from_host(staged: Tensors, tensors: Tensors) -> None:
-    """Copy values that arrived in host memory to the tensors that need them."""
     for name, tensor in tensors.items():
         if staged[name] is not tensor:
             tensor.copy_(staged[name])

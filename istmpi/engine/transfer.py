@@ -119,7 +119,7 @@ class Transfer:
             block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
+        """Marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
         marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
         for message in self.receives:
             for block in message:
@@ -165,7 +165,7 @@ class Transfer:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[str, int]]:
-        """Return the form of every tensor, and its scales in a message."""
+        """The form of every tensor, and its scales in a message."""
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
         forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
         lengths = self._source.lengths
@@ -286,7 +286,7 @@ class _MeanByElement:
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
+    """The weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
     (first, _), *others = copies
     if not others:
         return first

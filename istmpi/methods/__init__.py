@@ -258,7 +258,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """Return the method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
+    """The method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

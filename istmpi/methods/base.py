@@ -118,7 +118,6 @@ class Method(ABC):
         self.taken(loss, batch.examples)
 
     def taken(self, loss: torch.Tensor, examples: int) -> None:
-        """Count a local step, with its loss, on so many examples."""
         self._losses.append(loss.detach())
         self.examples += examples
 
@@ -179,7 +178,7 @@ class Method(ABC):
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
-        """Return the number of this rank's first local step in a round: they are numbered from round to round."""
+        """The number of this rank's first local step in a round: they are numbered from round to round."""
         settings = self.job.run.method
         return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
 
@@ -196,13 +195,13 @@ class Method(ABC):
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss, of a network with several exits the weighted sum over them."""
+        """The task's loss, of a network with several exits the weighted sum over them."""
         if self.task.of_trees:
             return self.task.loss(outputs, targets)
         return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
-        """Return the network's outputs, its matrix products in bfloat16 if the run says so."""
+        """The network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
@@ -210,7 +209,7 @@ class Method(ABC):
         return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """Return the deal of a round, which all ranks made sure to have drawn alike."""
+        """The deal of a round, which all ranks made sure to have drawn alike."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)

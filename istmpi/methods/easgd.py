@@ -21,7 +21,7 @@ class EASGD(ReplicatedMethod):
         rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """Return the center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
+            """The center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
             center, met = store.tensors[name], torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center

@@ -24,7 +24,7 @@ ABSENT = -1e4
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
-    """Refuse, with a ConfigError, an adjustment of logits for a run that cannot have one."""
+    """Refuse an adjustment of logits for a run that cannot have one."""
     if strength and not TASKS[task].one_class:
         raise ConfigError(f"train.logit_adjustment = {strength:g} needs classes, which these data lack. Leave it out.")
     if strength and method == "codistillation":

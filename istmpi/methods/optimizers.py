@@ -38,14 +38,13 @@ class OptimizerSpec:
         return self.slots
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
-        """Return the optimizer's own state of a parameter, from its slots and the local steps done so far."""
         import torch
 
         return {**slots, **({"step": torch.tensor(float(steps))} if self.counts_steps else {})}
 
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
-    """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    """The optimizer of a run's settings; ConfigError with the nearest name where there is none."""
     for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
         cure = "Leave it out, or write it into optimizer.arguments of a class."
         raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
@@ -132,7 +131,7 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
-    """Return an optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
+    """An optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
 
     Its state can be kept from round to round if it is tensors of a parameter's shape that start at zero and change in
     place, and the number of steps.
@@ -193,7 +192,7 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return the slots of a parameter's state, whether it counts steps, and the problem if there is more."""
+    """The slots of a parameter's state, whether it counts steps, and the problem if there is more."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

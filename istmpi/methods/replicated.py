@@ -53,7 +53,7 @@ class ReplicatedMethod(Method):
         return
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        """Return the tensors, changed in place alone, of which every rank has its own values between rounds."""
+        """The tensors, changed in place alone, of which every rank has its own values between rounds."""
         return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def fill_store(self) -> None:

@@ -103,7 +103,7 @@ class MethodSpec:
         return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """Return the unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
+        """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
         if not self.deals:
             return ()
         for name in run.method.partition or ():
@@ -115,12 +115,12 @@ class MethodSpec:
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
     def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        """Refuse, with a ConfigError, a deal of a run's groups where they cannot be trained."""
+        """Refuse a deal of a run's groups where they cannot be trained."""
         if self.deals and run.method.partition != ():
             architecture.require_dealable(self.groups(run, architecture), run.model.scale != "none")
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """Return the least number of units that every rank has of each dealt group of blocks."""
+        """The least number of units that every rank has of each dealt group of blocks."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
@@ -142,7 +142,7 @@ class MethodSpec:
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
     def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
-        """Return the way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
+        """The way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
         from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
@@ -169,7 +169,7 @@ class MethodSpec:
     def deal(
         self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
     ) -> Partition:
-        """Return a round's deal, by default with the run's own shares; ConfigError for an impossible one."""
+        """A round's deal, by default with the run's own shares; ConfigError for an impossible one."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, least = self.groups(run, architecture), self.least(run, architecture)
@@ -177,11 +177,11 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """Return the fixed shares of a run's settings; None for equal ones."""
+        """The fixed shares of a run's settings; None for equal ones."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
     def outer(self, run: Run) -> tuple[float, float]:
-        """Return learning rate and momentum of a run's outer step; 1, 0 for none."""
+        """Learning rate and momentum of a run's outer step; 1, 0 for none."""
         if self.outer_step is None:
             return 1.0, 0.0
         lr, momentum, settings = *self.outer_step, run.method
@@ -194,7 +194,7 @@ class MethodSpec:
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the optimizer state that the store keeps beside every parameter between rounds."""
+        """The optimizer state that the store keeps beside every parameter between rounds."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
@@ -220,12 +220,12 @@ class MethodSpec:
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def delay(self, run: Run) -> int:
-        """Return the local steps during which weights that have left travel."""
+        """The local steps during which weights that have left travel."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return the local steps before a round's end at which weights leave for their next holders or owners."""
+        """The local steps before a round's end at which weights leave for their next holders or owners."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:

@@ -97,13 +97,13 @@ def run_of(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
             f"arguments."
         )
-    own, settings = isinstance(optimizer, OwnOptimizer), dict(settings)
+    made, settings = isinstance(optimizer, OwnOptimizer), dict(settings)
     if callable(init := settings.get("init") or ""):
         settings["init"] = f"{init.__module__}:{init.__qualname__}"
     elif init and not (Path(init).exists() or is_function(init)):
         raise ConfigError(f"init = {init!r} does not exist.")
-    chosen = dict(dotted({"method": method, "optimizer": PROGRAM if own else optimizer, **settings}))
-    if own:
+    chosen = dict(dotted({"method": method, "optimizer": PROGRAM if made else optimizer, **settings}))
+    if made:
         optimizer.require_no_others(chosen)
         chosen["optimizer.state"] = [*optimizer.spec.slots, *["step"] * optimizer.spec.counts_steps]
         chosen |= {f"optimizer.{name}": value for name, value in optimizer.rates.items()}
@@ -118,7 +118,7 @@ def run_of(
     model = {f"model.{key}": value for key, value in arguments.items()}
     base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch}
     run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
-    if own and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
+    if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
         optimizer.spec.kept_slots()
     if run.model.scale == "fitted":
         raise ConfigError("scale = 'fitted' needs a run's loss, which a program does not have. Leave it out.")

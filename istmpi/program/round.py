@@ -18,7 +18,7 @@ WATCHED = 2**24
 
 
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Refuse, with a ConfigError, inputs with a tensor on another device; ``network``: the error's first words."""
+    """Refuse inputs with a tensor on another device; ``network``: the error's first words."""
     if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
         return  # almost always, and each pass asks
     for x in tensors_of((inputs, named)):
@@ -160,7 +160,6 @@ class Round:
         return self._committed
 
     def _advance(self) -> None:
-        """Go on to the next local step, or to the end of the round."""
         method = self._method
         try:
             self._local_step = next(self._attempt)

@@ -28,8 +28,6 @@ from istmpi.trees import tensors_of
 
 
 class Rows(Split):
-    """The numbers of a data set's examples, which are read elsewhere."""
-
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
         """``inputs``: of a batch, perhaps trees: those of `batch`, whatever the numbers."""
         self._count, self._inputs = count, inputs

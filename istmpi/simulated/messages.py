@@ -39,7 +39,6 @@ class Box:
     flying: list[Message] = field(default_factory=list)
 
     def first(self, source: int, tag: int) -> Message | None:
-        """The message that a receive of this kind gets now, of those that arrived."""
         for message in self.arrived:
             if source in (ANY_SOURCE, message.source) and tag in (ANY_TAG, message.tag):
                 if tag != ANY_TAG or message.number == min(
