@@ -55,7 +55,7 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
         return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _none)
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
-    return OPTIMIZERS[settings.name](settings)
+    return _of_torch(settings)
 
 
 def _moments(settings: object) -> dict[str, Any]:
@@ -78,31 +78,21 @@ def _forget_gradients(optimizer, **_) -> None:
             parameter.grad = None
 
 
-def _sgd(settings) -> OptimizerSpec:
-    def make(parameters):
-        return _optimizer("SGD")(
-            parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-
-    flops = 2 + 2 * bool(settings.momentum) + 2 * bool(settings.weight_decay)
-    return OptimizerSpec("sgd", ("momentum_buffer",) if settings.momentum else (), False, flops, make)
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+"""Optimizers by name, and their classes in torch.optim."""
 
 
-def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
-    def adam(settings) -> OptimizerSpec:
-        def make(parameters):
-            return _optimizer(kind)(
-                parameters, lr=settings.lr, weight_decay=settings.weight_decay, **_moments(settings)
-            )
+def _of_torch(settings) -> OptimizerSpec:
+    kind, sgd = OPTIMIZERS[settings.name], settings.name == "sgd"
+    arguments = {"momentum": settings.momentum} if sgd else _moments(settings)
+    arguments |= {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    slots = (("momentum_buffer",) * bool(settings.momentum)) if sgd else ("exp_avg", "exp_avg_sq")
+    # Of Adam two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
+    flops = (2 + 2 * bool(settings.momentum) if sgd else 13) + 2 * bool(settings.weight_decay)
+    return OptimizerSpec(
+        settings.name, slots, not sgd, flops, lambda parameters: _optimizer(kind)(parameters, **arguments)
+    )
 
-        # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
-        flops = 13 + 2 * bool(settings.weight_decay)
-        return OptimizerSpec(settings.name, ("exp_avg", "exp_avg_sq"), True, flops, make)
-
-    return adam
-
-
-OPTIMIZERS: dict[str, Callable[[Any], OptimizerSpec]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}
 
 PROGRAM = "program"
 """The name of an optimizer that a user's program makes (`istmpi.methods.own_optimizer`)."""
