@@ -52,9 +52,9 @@ class Float4:
         return torch.cat([largest.view(torch.uint8), codes[0::2] | codes[1::2] << 4]).numpy()
 
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
-        packed, blocks = torch.from_numpy(coded), -(-elements // BLOCK)
-        largest = packed[: 4 * blocks].clone().view(torch.float32)
-        pairs = packed[4 * blocks :]
+        scales = 4 * -(-elements // BLOCK)
+        largest = torch.from_numpy(coded[:scales].copy().view(np.float32))
+        pairs = torch.from_numpy(coded[scales:])
         codes = torch.stack([pairs & 15, pairs >> 4], 1).view(-1)[:elements]
         return (_FACTORS[codes.long()] * largest.repeat_interleave(BLOCK)[:elements]).numpy()
 
