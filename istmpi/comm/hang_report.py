@@ -127,7 +127,7 @@ def missing(
             absent.append(Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank)))
             continue
         answer = answers[rank]
-        if not (wait.number and answer.arrivals.get(wait.group, 0) >= wait.number):
+        if answer.arrivals.get(wait.group, 0) < wait.number:
             why = "waits" if answer.waits else "slow" if answer.still < limit else "still"
             absent.append(Missing(member, why, answer.still, answer))
     return [each for each in absent if each.why != "waits"] or absent

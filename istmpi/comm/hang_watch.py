@@ -68,8 +68,7 @@ class HangWatch:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
     ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank.
-    ``wished``: why this rank may be about to stop. ``cure``: what to do after the end of a stuck job. Where threads may
-    not call MPI, only the launcher is watched.
+    ``cure``: what to do after the end of a stuck job. Where threads may not call MPI, only the launcher is watched.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class HangWatch:
         patience: float,
         folder: Path,
         tell: Callable[[str], None] = _print,
-        wished: Callable[[], str] = str,
         cure: str = "Continue from the last checkpoint with --resume auto.",
     ):
         self._communicator, self._where = communicator, communicator.whereabouts
         self._where.restart()
-        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, wished, cure
+        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, str, cure
         self._launcher = LauncherWatch()
         facts = communicator.allgather((socket.gethostname(), os.getpid(), process_facts(os.getpid())[1]))
         self._members = [Member(rank, host, process) for rank, (host, process, _) in enumerate(facts)]

@@ -20,12 +20,11 @@ _MANY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Wait:
-    """A call for which others are needed that are not all there."""
+    """A collective call for which others are needed that are not all there."""
 
     call: str
     group: str
     number: int
-    """The number of the collective call there; 0 for a call between two ranks."""
     ranks: tuple[int, ...]
     since: float
     trains: bool = True
@@ -116,10 +115,8 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(
-        self, call: str, group: str, ranks: Sequence[int], collective: bool, for_itself: bool = False
-    ) -> Iterator[None]:
-        number = self.arrivals.get(group, 0) if collective else 0
+    def waits(self, call: str, group: str, ranks: Sequence[int], for_itself: bool = False) -> Iterator[None]:
+        number = self.arrivals.get(group, 0)
         trains = threading.get_ident() == self._trainer and not for_itself
         self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)
         try:
