@@ -131,7 +131,7 @@ class SimulatedCommunicator:
 
     def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "Irecv")
-        return self._receive(bytes_of(buffer), source, tag)
+        return self._job.mail.receive(self._context, self._me, self._world(source), tag, bytes_of(buffer))
 
     def isend(self, value: Any, dest: int, tag: int = 0) -> Request:
         self._network.call(self._me, "isend")
@@ -139,7 +139,7 @@ class SimulatedCommunicator:
 
     def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "irecv")
-        return self._receive(None, source, tag)
+        return self._job.mail.receive(self._context, self._me, self._world(source), tag, None)
 
     def recv(self, source: int = ANY_SOURCE) -> Any:
         return self.irecv(source).wait()
@@ -148,21 +148,11 @@ class SimulatedCommunicator:
         self._network.poll(self._me, "Iprobe")
         message = self._job.mail.box(self._context, self._me).first(self._world(source), tag)
         if message and status is not None:
-            status.take(self.members.index(message.source), message.tag)
+            status.source, status.tag = self.members.index(message.source), message.tag
         return message is not None
-
-    def _receive(self, into: np.ndarray | None, source: int, tag: int) -> Request:
-        request = self._job.mail.receive(self._context, self._me, self._world(source), tag, into)
-        request.on_taking = self._localise
-        return request
 
     def _world(self, rank: int) -> int:
         return rank if rank == ANY_SOURCE else self.members[rank]
-
-    def _localise(self, request: Request) -> None:
-        request.status.source = self.members.index(request.status.source)
-        if isinstance(request.value, bytes):
-            request.value = pickle.loads(request.value)
 
     # ---- other communicators
 
@@ -233,9 +223,6 @@ class SimulatedMPI:
 
     def get_vendor(self) -> tuple[str, tuple[int, ...]]:
         return "simulated", ()
-
-    def Get_library_version(self) -> str:
-        return "simulated"
 
     # ---- for `istmpi.comm.mpi.stand_in`
 

@@ -4,6 +4,7 @@ Two messages from one rank to another with the same tag arrive in the order in w
 receive with any tag gets the first message of its sender that was not received.
 """
 
+import pickle
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,9 +111,8 @@ class Mail:
     def _hand_over(self, box: Box, message: Message, receive: Receive) -> None:
         box.arrived.remove(message)
         request, nbytes = receive.request, len(message.values)
-        request.status.take(message.source, message.tag)
         if receive.into is None:
-            request.value = bytes(message.values)
+            request.value = pickle.loads(message.values)
         elif nbytes <= len(receive.into):
             receive.into[:nbytes] = np.frombuffer(message.values, dtype=np.uint8)
         else:

@@ -149,11 +149,7 @@ def _place(task: Task) -> str:
 
 
 class Status:
-    def __init__(self) -> None:
-        self.source = self.tag = -1
-
-    def take(self, source: int, tag: int) -> None:
-        self.source, self.tag = source, tag
+    source = tag = -1
 
 
 class Request:
@@ -165,8 +161,6 @@ class Request:
         self.value: Any = None
         self.needs: Callable[[], set[int]] = set
         """The ranks of the world without which it cannot end, as it is now."""
-        self.status = Status()
-        self.on_taking: Callable[[Request], None] = lambda request: None
         self.undo: Callable[[], None] = lambda: None
 
     def finish(self) -> None:
@@ -174,22 +168,17 @@ class Request:
             self.done = True
             self.network.ended(self)
 
-    def take(self) -> None:
-        self.null = True
-        self.on_taking(self)
-
     def Test(self) -> bool:
         if not self.null:
             self.network.poll(self.rank, "Test")
-            if self.done:
-                self.take()
+            self.null = self.done
         return self.null
 
     def wait(self) -> Any:
         if not self.null:
             self.network.call(self.rank, "Wait")
             self.network.wait(self)
-            self.take()
+            self.null = True
         return self.value
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +195,7 @@ class Request:
         requests[active[0]].network.poll(requests[active[0]].rank, "Testsome")
         done = [number for number in active if requests[number].done]
         for number in done:
-            requests[number].take()
+            requests[number].null = True
         return done
 
 
