@@ -20,6 +20,7 @@ bits say which, and the sign. Each kind fills whole bytes, lowest bits first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -91,7 +92,8 @@ class TopK:
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Places among all values, one tensor's behind the other's, and the values there."""
         kept = torch.tensor(self.kept)
-        starts = [first + start for first, size in self._placed() for start in range(0, size, CHUNK)]
+        firsts = accumulate(self.sizes, initial=0)
+        starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
         entries = top_k_entries(self.top, self.sizes)
         split = -(-3 * entries // 2)
         places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(kept)
@@ -102,9 +104,6 @@ class TopK:
         levels = packed[middle:].clone().view(torch.bfloat16).view(-1, 2).to(dtype).repeat_interleave(kept, 0)
         magnitudes = torch.where(codes & 1 > 0, levels[:, 1], levels[:, 0])
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
-
-    def _placed(self) -> list[tuple[int, int]]:
-        return [(sum(self.sizes[:number]), size) for number, size in enumerate(self.sizes)]
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Places and values of whole chunks, and of the rest: ``[chunk, value]``."""
