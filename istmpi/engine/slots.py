@@ -39,9 +39,5 @@ def weights_among(names: Iterable[str]) -> list[str]:
     return [name for name in names if not isinstance(name, Slot)]
 
 
-def without(names: Iterable[str], *kinds: str) -> list[str]:
-    return [name for name in names if not (isinstance(name, Slot) and name.kind in kinds)]
-
-
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))
