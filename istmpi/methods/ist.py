@@ -1,10 +1,10 @@
-"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1), and local SGD, DiLoCo and SparseLoCo: nothing is dealt.
+"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1); local SGD, DiLoCo and SparseLoCo deal out nothing.
 
 Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
 a weight is trained by the rank that was dealt both its ends. A weight that somebody trains in the next round, too, goes
 to that rank straight from the one that trained it, or stays where it is; the others are flushed to their owners. What
-is not dealt out stays on all ranks, which take its mean, or that of its largest changes (arXiv 2508.15706). An outer
-step may follow (arXiv 1805.09767, 2311.08105).
+is not dealt out stays on all ranks, which take its mean, or the mean of the largest changes (arXiv 2508.15706). An
+outer step may follow (arXiv 1805.09767, 2311.08105).
 """
 
 from collections.abc import Iterator
