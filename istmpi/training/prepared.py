@@ -27,7 +27,7 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.exits import require_fitting
-from istmpi.methods import class_loss, logit_adjustment, schedules, spec_of
+from istmpi.methods import class_loss, limits, logit_adjustment, schedules, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -134,15 +134,14 @@ class Prepared:
     def _check(self, run: Run, size: Size) -> None:
         name, network = run.method.name, size.architecture
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
-        spec.require_wire(run)
-        spec.load().check(run, size.dataset.task, size.batches, network)
+        limits.require_wire(spec, run)
+        limits.require_trainable(spec, run, size.dataset.task, size.batches, network)
         class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
         schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
-        spec.require_delay(run, network, self.communicator.size)
-        spec.shares_by_ring(run, network, self.communicator.size)
+        limits.require_room(spec, run, network, self.communicator.size)
         if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
-            spec.require_changing_shares(run, network, self.shares.ranks)
+            limits.require_changing_shares(spec, run, network, self.shares.ranks)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 

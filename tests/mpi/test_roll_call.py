@@ -30,7 +30,7 @@ def short_limit(comm):
 def watched(comm, folder, said):
     """A roll call for ranks whose rounds take no time, and its deadline in seconds."""
     limit = short_limit(comm)
-    roll_call = HangWatch(comm, limit, folder, said.append, lambda: "")
+    roll_call = HangWatch(comm, limit, folder, said.append)
     comm.whereabouts.begin_round(1)
     comm.barrier()
     comm.whereabouts.begin_round(2)
