@@ -2,13 +2,13 @@
 
     python -m benchmarks.scale.costmodel
 
-Starts ``mpirun -n P`` for every P (MPIRUN names another launcher). Each job calibrates as ``istmpi measure`` does, at
-the network's own shapes, then trains with every method; what it predicts is compared with
+Starts ``mpirun -n P`` for each network and P (MPIRUN names another launcher). A job measures its cluster as ``istmpi
+measure`` does, at the network's own shapes, then trains; what was predicted is compared with
 
 * bytes: what every rank's communicator counted in every round, to the byte;
-* FLOPs: what PyTorch's FlopCounterMode counts in a round on every rank, to the operation;
+* FLOPs: what PyTorch's FlopCounterMode counts in a round of a dense network on every rank, to the operation;
 * seconds: the median round, after a first one that does not count;
-* memory: the highest rank's peak of resident memory in the rounds, above what it had before the run was set up.
+* memory: the highest rank's peak of resident memory in the rounds, the process included.
 """
 
 import argparse
@@ -20,75 +20,105 @@ import shlex
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.reporting import RESULTS, report
-from benchmarks.scale.memory import status, watched
+from benchmarks.reporting import report
+from benchmarks.scale.graphs import made
+from benchmarks.scale.memory import watched
+from benchmarks.scale.xc_rows import write
 from istmpi.cli.main import main
-from istmpi.comm import Communicator, world
+from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
-from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
-from istmpi.models import mlp_network
-from istmpi.report.figures import looking_alike
-from istmpi.report.styles import INK, styles
 from istmpi.training.loop import Training
 from istmpi.training.measure import measure
 
-RANKS = (1, 2, 4, 8)
-NETWORKS = ((256, 512, 512, 10), (1024, 1024, 1024, 10), (2048, 4096, 10))
-METHODS = (("ist", 10), ("ist", 40), ("local-sgd", 10), ("data-parallel", 10))
-BATCH = 64
+DECODER = {
+    "model.name": "transformer",
+    "model.layers": 2,
+    "model.embed": 128,
+    "model.heads": [8] * 2,
+    "model.hidden": [344] * 2,
+}
+XC = {"model.name": "xc", "model.hidden": [512], "optimizer.lr": 0.01}
+GCN = {"model.name": "gcn", "model.hidden": [256, 256], "data.graph": "full", "train.batch": 1}
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp 256-512-512-10": ("dense-256", {"model.hidden": [512, 512], "model.output_norm": True}),
+    "mlp 1024-1024-1024-10": ("dense-1024", {"model.hidden": [1024, 1024], "model.output_norm": True}),
+    "mlp 2048-4096-10": ("dense-2048", {"model.hidden": [4096], "model.output_norm": True}),
+    "resnet 18, 16 x 16": ("images", {"model.name": "resnet", "train.batch": 16}),
+    "decoder, 2 layers, 128 wide": ("text", {**DECODER, "model.head_dim": 16, "data.length": 64, "train.batch": 16}),
+    "xc 20,000-512-50,000": ("xc", XC),
+    "gcn 128-256-256-40, 5,000 nodes": ("graph", GCN),
+}
+"""The data and the settings of each network."""
+IST, LOCAL_SGD, DATA_PARALLEL = "ist", "local-sgd", "data-parallel"
+CELLS: dict[str, dict[int, tuple[str, ...]]] = {
+    "mlp 256-512-512-10": {1: (IST,), 4: (IST, DATA_PARALLEL), 8: (IST,)},
+    "mlp 1024-1024-1024-10": {1: (LOCAL_SGD,), 2: (IST, DATA_PARALLEL), 4: (IST, LOCAL_SGD, DATA_PARALLEL)},
+    "mlp 2048-4096-10": {2: (IST, LOCAL_SGD), 8: (IST, DATA_PARALLEL)},
+    "resnet 18, 16 x 16": {1: (LOCAL_SGD,), 2: (IST,)},
+    "decoder, 2 layers, 128 wide": {2: (IST, DATA_PARALLEL), 4: (IST,)},
+    "xc 20,000-512-50,000": {2: (IST,), 4: (IST,)},
+    "gcn 128-256-256-40, 5,000 nodes": {1: (IST,), 4: (IST,)},
+}
+"""The methods of each network and number of ranks."""
 ROUNDS = 6
-EXAMPLES = 256
+COMMON = {"train.batch": 64, "train.threads": 1, "train.rounds": ROUNDS, "evaluate.every": 1000, "optimizer.lr": 1e-3}
+COMMON |= {"method.local_steps": 10}
 
 
-def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]:
-    """Calibrate, then train one network with every method: a row each."""
-    features, *hidden, labels = widths
-    with tempfile.TemporaryDirectory() as folder:
-        data = communicator.broadcast_from_root(str(Path(folder) / "examples.npz"))
-        if communicator.rank == 0:
-            x = np.random.default_rng(0).standard_normal((EXAMPLES, features), dtype=np.float32)
-            y = np.arange(EXAMPLES) % labels
-            np.savez(data, x_train=x, y_train=y, x_test=x, y_test=y)
-        run = Run().override(
-            {
-                "data.source": data,
-                "model.hidden": hidden,
-                "model.output_norm": True,
-                "train.batch": BATCH,
-                "train.threads": 1,
-                "train.rounds": ROUNDS,
-                "evaluate.every": 1000,
-                "optimizer.lr": 1e-3,
-            }
-        )
-        communicator.barrier()
-        cluster = measure(run, mlp_network(features, hidden, labels, output_norm=True), communicator)
-        rows = []
-        for method, local_steps in METHODS:
-            wanted = run.override({"method.name": method, "method.local_steps": local_steps})
-            rows.append({"P": communicator.size, "network": "-".join(map(str, widths))} | measured(wanted, cluster))
-        communicator.barrier()
-    return rows
+def prepare(kind: str, folder: Path) -> Path:
+    """Make up the data of a network."""
+    path, generator = folder / f"{kind}.npz", np.random.default_rng(0)
+    if kind.startswith("dense") or kind == "images":
+        shape = (3, 16, 16) if kind == "images" else (int(kind.removeprefix("dense-")),)
+        x, y = generator.standard_normal((256, *shape), dtype=np.float32), np.arange(256) % 10
+        np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+        return path
+    if kind == "graph":
+        np.savez(path, **made(5000))
+    elif kind == "text":
+        path = path.with_suffix(".txt")
+        modules = sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py"))
+        path.write_text("".join(module.read_text() for module in modules))
+    else:
+        path = path.with_suffix("")
+        path.mkdir()
+        write(path / "train.txt", 2000, 1, 20_000, 50_000)
+        write(path / "test.txt", 200, 2, 20_000, 50_000)
+    data = folder / f"{kind}.h5"
+    subprocess.run(["istmpi", "prepare", kind, path, data], check=True, stdout=subprocess.DEVNULL)
+    return data
 
 
-def measured(run: Run, cluster: Cluster) -> dict:
+def worker(settings: dict[str, Any], methods: list[str], out: Path) -> None:
+    """Measure and train on one of P ranks."""
+    communicator, run = world(), Run().override(settings)
+    cluster = measure(run, Training(run, communicator).architecture, communicator)
+    rows = []
+    for method in methods:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        rows.append(compared(run.override({"method.name": method}), cluster))
+    if communicator.rank == 0:
+        out.write_text(json.dumps(rows))
+
+
+def compared(run: Run, cluster) -> dict:
     """Predicted and measured figures of one run; AssertionError where bytes or FLOPs are not exact."""
-    communicator = world()  # its own, whose buffers end with it
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before, peaks = status("VmRSS"), {}
+    communicator, peaks = world(), {}  # its own, whose buffers end with it
     training = Training(run, communicator)
-    plan = cost(run, training.architecture, communicator.size)
+    architecture, ranks = training.architecture, communicator.size
+    plan = cost(run, architecture, ranks)
     part = next(part for part in plan.parts if communicator.rank in part.part.ranks)
     seconds, sent = [], []
     with watched("rounds", peaks):
@@ -98,24 +128,49 @@ def measured(run: Run, cluster: Cluster) -> dict:
             training.method.run(number)
             seconds.append(time.perf_counter() - start)
             sent.append(communicator.allgather(communicator.traffic.bytes - counted))
-    predicted_bytes = [round_bytes(run, training.architecture, communicator.size, number) for number in range(ROUNDS)]
+    predicted_bytes = [round_bytes(run, architecture, ranks, number) for number in range(ROUNDS)]
     assert sent == predicted_bytes, (sent, predicted_bytes)
-    with FlopCounterMode(display=False) as counter:
-        training.method.run(ROUNDS)
-    flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
-    assert all(counted == predicted for counted, predicted in flops), flops
-    peak = max(communicator.allgather(peaks["rounds, resident"] - before))
+    if run.model.name == "mlp":
+        with FlopCounterMode(display=False) as counter:
+            training.method.run(ROUNDS)
+        flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
+        assert all(counted == predicted for counted, predicted in flops), flops
+    peak = max(communicator.allgather(peaks["rounds, resident"]))
     took = max(communicator.allgather(statistics.median(seconds[1:])))
-    expected = round_time(plan, cluster).total
-    total, process = plan.largest.memory.total, plan.largest.memory.process
-    memory = float(total - process) / 1e6 + 2 * EXAMPLES * training.dataset.features * 4e-6
+    if communicator.rank == 0 and os.environ.get("DEBUG"):
+        print(
+            "DEBUG",
+            run.model.name,
+            ranks,
+            run.method.name,
+            round_time(plan, cluster),
+            "step",
+            cluster.step_seconds,
+            "product",
+            cluster.product_seconds,
+            plan.largest.flops.product_count,
+            "GF/s",
+            cluster.flops[0] / 1e9,
+            "GF",
+            float(plan.largest.flops.products) / 1e9,
+            "touch",
+            cluster.touch_seconds_per_byte,
+            float(plan.largest.touched) / 1e6,
+            "deal",
+            cluster.deal_seconds,
+            "transfer",
+            cluster.transfer_seconds,
+            "clock",
+            {k: round(v / ROUNDS, 4) for k, v in training.clock.seconds.items()},
+            "links",
+            cluster.links,
+            file=sys.stderr,
+        )
+    expected, memory = round_time(plan, cluster).total, float(plan.largest.memory.total) / 1e6
     return {
         "method": run.method.name,
-        "J": run.method.local_steps,
         "bytes a round": sum(sent[1]),
         "counted": "equal",
-        "FLOPs a round": sum(predicted for _, predicted in flops),
-        "PyTorch": "equal",
         "s a round": expected,
         "measured s": took,
         "time error %": 100 * (expected / took - 1),
@@ -125,85 +180,44 @@ def measured(run: Run, cluster: Cluster) -> dict:
     }
 
 
-def worker(network: str, out: Path) -> None:
-    """One job of P ranks."""
-    communicator = world()
-    rows = one_network(communicator, [int(width) for width in network.split("-")])
-    if communicator.rank == 0:
-        out.write_text(json.dumps(rows))
-
-
-def draw(rows: list[dict], path: Path) -> None:
-    """Predicted against measured seconds and memory, with a band of 20%."""
-    with looking_alike():
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-
-        figure = Figure(figsize=(11, 5.4), layout="constrained")
-        kinds = (("s a round", "measured s", "seconds a round"), ("MB a rank", "measured MB", "peak MB of a rank"))
-        looks = styles(row["method"] for row in rows)
-        for axis, (predicted, found, name) in zip(figure.subplots(1, 2), kinds):
-            for row in rows:
-                look = looks[row["method"]]
-                size = 4 + 2 * RANKS.index(row["P"])
-                axis.plot(row[found], row[predicted], look.marker, color=look.colour, fillstyle="none", markersize=size)
-            ends = np.array([min(row[found] for row in rows) / 1.5, max(row[found] for row in rows) * 1.5])
-            axis.plot(ends, ends, color=INK, linewidth=0.8)
-            axis.fill_between(ends, 0.8 * ends, 1.2 * ends, color=INK, alpha=0.08)
-            axis.set(xscale="log", yscale="log", xlabel=f"measured {name}", ylabel=f"predicted {name}", title=name)
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_major_formatter("{x:g}")
-        handles = [
-            Line2D([], [], color=look.colour, marker=look.marker, linestyle="", fillstyle="none")
-            for look in looks.values()
-        ]
-        figure.legend(handles, list(looks), loc="outside lower center", ncols=len(looks))
-        ranks = ", ".join(map(str, RANKS))
-        figure.suptitle(f"Predicted and measured; the band is 20%; the larger a marker, the more ranks (P = {ranks})")
-        figure.savefig(path, dpi=130)
-
-
 def benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks")
-    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks")
+    parser.add_argument("--only", default="", metavar="TEXT", help="networks whose name contains it")
+    parser.add_argument("--worker", nargs=3, metavar=("SETTINGS", "METHODS", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], Path(options.worker[1]))
+        settings, methods, out = options.worker
+        worker(json.loads(settings), methods.split(","), Path(out))
         return
-    rows, loads = [], []
-    for widths in NETWORKS:
-        for ranks in map(int, options.ranks.split(",")):
-            network = "-".join(map(str, widths))
-            print(f"{network} on {ranks} ranks", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder) / "rows.json"
+    rows, loads, asked = [], [], [*map(int, options.ranks.split(","))]
+    for network, (kind, settings) in NETWORKS.items():
+        if options.only not in network:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            data, out = prepare(kind, Path(folder)), Path(folder) / "rows.json"
+            for ranks, methods in CELLS[network].items():
+                if ranks not in asked:
+                    continue
+                print(f"{network} on {ranks} ranks", flush=True)
+                words = json.dumps({**COMMON, **settings, "data.source": str(data)}), ",".join(methods), out
                 launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)]
-                subprocess.run(
-                    [*launcher, sys.executable, "-m", __spec__.name, "--worker", network, str(out)], check=True
-                )
-                rows += json.loads(out.read_text())
-            loads.append(os.getloadavg()[0])
+                subprocess.run([*launcher, sys.executable, "-m", __spec__.name, "--worker", *words], check=True)
+                rows += [{"network": network, "P": ranks, **row} for row in json.loads(out.read_text())]
+                loads.append(os.getloadavg()[0])
 
-    def median(column: str, wanted: list[dict]) -> str:
-        return f"{statistics.median(abs(row[column]) for row in wanted):.0f}%"
+    def median(column: str) -> str:
+        return f"{statistics.median(abs(row[column]) for row in rows):.0f}%"
 
-    by_ranks = ", ".join(
-        f"{median('time error %', [row for row in rows if row['P'] == ranks])} at P = {ranks}"
-        for ranks in sorted({row["P"] for row in rows})
-    )
-    RESULTS.mkdir(exist_ok=True)
-    draw(rows, RESULTS / "costmodel.png")
     report(
         "costmodel",
         "The cost model against real training",
         rows,
-        f"Bytes and FLOPs are equal on every rank, in each of {ROUNDS} rounds and in one; the bytes shown are those of "
-        f"the second round, over all ranks. Median error of the time {median('time error %', rows)} ({by_ranks}); of "
-        f"the memory {median('memory error %', rows)}. Batch {BATCH}, one thread a rank; all ranks share this host's "
-        f"cores, as they did when they calibrated; load average {min(loads):.1f} to {max(loads):.1f} after each job, "
-        "of which a job of P ranks makes up to P.\n\n"
-        "![Predicted against measured](costmodel.png)",
+        f"Bytes are equal on every rank, in each of {ROUNDS} rounds, and an mlp's FLOPs in one; the bytes shown are "
+        f"those of the second round, over all ranks. Median error of the time {median('time error %')}; of the memory "
+        f"{median('memory error %')}. Ten local steps of 64 examples (images, text: 16; the whole graph), one thread a "
+        f"rank; all ranks share this host's cores, as they did when they were measured; load average "
+        f"{min(loads):.1f} to {max(loads):.1f} after each job, of which a job of P ranks makes up to P.",
     )
 
 

@@ -83,7 +83,6 @@ def _help(setting: str) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """The settings of a command without RUN: those of `DEFAULT`."""
     return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(DEFAULT).flat()
 
 

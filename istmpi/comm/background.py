@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from istmpi.comm import mpi
 
@@ -19,6 +20,7 @@ class BackgroundRunner:
         self._name = name
         self._thread: threading.Thread | None = None
         self._deferred: list[Callable[[], None]] = []
+        self._pieces: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self.seconds = 0.0
 
@@ -27,12 +29,15 @@ class BackgroundRunner:
         if not mpi.threads_may_call():
             self._deferred.append(work)
             return
-        self._thread = threading.Thread(target=self._do, args=(work, self._thread), name=self._name, daemon=True)
-        self._thread.start()
+        if not self._thread:
+            self._thread = threading.Thread(target=self._do_pieces, name=self._name, daemon=True)
+            self._thread.start()
+        self._pieces.put(work)
 
     def finish(self) -> None:
         """Wait until all of it is done; raise the first error of a piece."""
         if self._thread:
+            self._pieces.put(None)
             self._thread.join()
         for work in self._deferred:
             self._do(work)
@@ -40,9 +45,11 @@ class BackgroundRunner:
         if self._failure:
             raise self._failure
 
-    def _do(self, work: Callable[[], None], before: threading.Thread | None = None) -> None:
-        if before:
-            before.join()
+    def _do_pieces(self) -> None:
+        while work := self._pieces.get():
+            self._do(work)
+
+    def _do(self, work: Callable[[], None]) -> None:
         if self._failure:
             return
         began = time.perf_counter()

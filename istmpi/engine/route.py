@@ -144,10 +144,6 @@ class Route:
         return parameter_of(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
-        """Return the coding of a leg's values; None for float32. ``leg`` keys the rounding, so each comes once a round.
-
-        ``settles``: the sender keeps the rounded values, too.
-        """
         if self.wire == "float32":
             return None
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)

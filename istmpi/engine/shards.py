@@ -230,7 +230,6 @@ class Shards:
         return [name for name in self.store.parameters if name in targets]
 
     def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Return memory for slots of the store that are no optimizer's, where every rank has all parameters."""
         slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
         self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
         return self.alike

@@ -116,7 +116,6 @@ def _none(parameters: object) -> "torch.optim.Optimizer":
 
 
 def _of_a_class(settings) -> OptimizerSpec:
-    """Return the optimizer of a class, with lr, those of the settings that are not 0, and its arguments."""
     shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
     arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
     arguments |= settings.arguments or {}
@@ -196,7 +195,6 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return the slots of a parameter's state, whether it counts steps, and what else there is, as a problem."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

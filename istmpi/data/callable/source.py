@@ -133,7 +133,6 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
 
 
 def _arguments(forward: Any) -> Collection[str] | None:
-    """Return the arguments that a forward takes by name; None for all."""
     arguments = inspect.signature(forward).parameters.values() if forward else ()
     if not arguments or any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None
