@@ -99,8 +99,8 @@ class Method(ABC):
         """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped.
 
         It is dropped where a rank was asked to stop before its last local step: ``job.stop`` has the reason on all
-        ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
-        cases all values are those from before the round.
+        ranks. DivergedError on every rank where a loss or weight stops being finite. In both cases all values are those
+        from before the round.
         """
         return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 

@@ -82,11 +82,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work, the first time left out.
-
-    Short work is repeated without a pause, as training repeats its steps: on cores that ranks share, one call tells
-    little.
-    """
+    """Measure the seconds of work, the first time left out; short work is repeated without a pause, as steps are."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
@@ -106,9 +102,9 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit nonnegative coefficients of the columns to the seconds; return them and the median relative error.
+    """Fit nonnegative coefficients of the columns to the seconds by relative errors; return them, and the median error.
 
-    The fit minimises relative errors. A coefficient that would be negative is zero and the others are fitted anew.
+    A coefficient that would be negative is zero and the others are fitted anew.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
@@ -292,7 +288,8 @@ def _touch(
 
         seconds = timed(communicator, work)
         sizes.append(float(part.touched))
-        beyond.append(max(seconds - _products_seconds(part, speed, product), _NOISE * seconds))
+        products = float(part.flops.products) / speed + part.flops.product_count * product
+        beyond.append(max(seconds - products, _NOISE * seconds))
     (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
     return each, {"median_relative_error": error}
 
@@ -331,7 +328,3 @@ def _overheads(
     left = took - part.flops.product_count * product - float(part.touched) * touch
     speed = max(speed, float(part.flops.products) / max(left, _NOISE * took))  # single products may be slower
     return speed, max(left - float(part.flops.products) / speed, 0.0), transfer, a_round
-
-
-def _products_seconds(part: PartCost, speed: float, product: float) -> float:
-    return float(part.flops.products) / speed + part.flops.product_count * product
