@@ -57,7 +57,7 @@ class Cluster:
     deal_seconds: float = 0.0
     """The time that a round takes to deal, plan and agree anew."""
     beside: float = 1.0
-    """The fraction of a sending that local steps hide; 0 on one host, where messages are copies by the same cores."""
+    """1 where local steps hide what is sent; 0 on one host, whose cores copy it."""
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 

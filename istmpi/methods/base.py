@@ -245,7 +245,7 @@ class Method(ABC):
         return self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
 
     def _keep(self, number: int, deal: Partition, digests: Sequence[int]) -> None:
-        """Keep a deal beside those of the rounds next to it, if all ranks drew it alike."""
+        """Keep a deal near those of its round, if all ranks drew it alike."""
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 error = IstmpiError(

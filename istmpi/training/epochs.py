@@ -22,8 +22,8 @@ def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | 
     if epochs is None:
         return run
     if settings.placement == "by-label":
-        labels, seed, alpha = data.train.labels(), run.train.seed, settings.alpha
-        examples = max(len(place("by-label", labels, part, ranks, seed, alpha)) for part in range(ranks))
+        labels, seed = data.train.labels(), run.train.seed
+        examples = max(len(place("by-label", labels, part, ranks, seed, settings.alpha)) for part in range(ranks))
     else:  # rank 0 has most
         examples = -(-len(data.train) // (ranks if settings.placement == "sharded" else 1))
     if settings.placement == "local" and communicator:

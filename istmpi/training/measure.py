@@ -311,9 +311,9 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float, float]:
-    """Measure FLOP/s, and the fixed seconds of a step, a transfer and a round, with a run of next to no network.
+    """Measure the fixed seconds of a step, a transfer and a round, with a run of next to no network.
 
-    FLOP/s and the step are the run's, if its data are here.
+    FLOP/s and step are the run's, if its data are here.
     """
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
@@ -326,5 +326,5 @@ def _overheads(
         plan, median = _rounds(run.override(steps), communicator, STEP_ROUNDS)
     took, part = median["compute"] / plan.local_steps, plan.largest
     left = took - part.flops.product_count * product - float(part.touched) * touch
-    speed = max(speed, float(part.flops.products) / max(left, _NOISE * took))  # single products may be slower
+    speed = max(speed, float(part.flops.products) / max(left, _NOISE * took))
     return speed, max(left - float(part.flops.products) / speed, 0.0), transfer, a_round
