@@ -3,11 +3,11 @@
 from typing import Any
 
 NETWORKS = {
-    "gat": "istmpi.models.gat:GAT",
-    "gcn": "istmpi.models.gcn:GCN",
+    "gat": "istmpi.models.graphs:GAT",
+    "gcn": "istmpi.models.graphs:GCN",
     "moe": "istmpi.models.moe:MoE",
     "resnet": "istmpi.models.resnet:ResNet",
-    "sage": "istmpi.models.sage:SAGE",
+    "sage": "istmpi.models.graphs:SAGE",
     "transformer": "istmpi.models.transformer:Transformer",
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
@@ -15,7 +15,7 @@ NETWORKS = {
 """Networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
-"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.sections.Model`)."""
+"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Activations of mlp, as `torch.nn` calls them."""

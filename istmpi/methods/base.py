@@ -29,6 +29,7 @@ from istmpi.methods import METHODS
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
+from istmpi.methods.schedules import rate_at
 from istmpi.methods.subnet import Subnet
 from istmpi.models.architecture import Architecture
 from istmpi.trees import call, mapped
@@ -141,7 +142,7 @@ class Method(ABC):
     def rate(self, step: int) -> float:
         """Return the learning rate of a local step."""
         optimizer, run = self.job.optimizer, self.job.run
-        return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
+        return optimizer.rate(step) if optimizer else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer, their values still undefined."""

@@ -19,8 +19,8 @@ from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.data.callable.drawing import drawing
 from istmpi.data.callable.source import is_function
+from istmpi.data.callable.split import drawing
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.evaluation.evaluator import Score

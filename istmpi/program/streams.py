@@ -17,11 +17,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
-from istmpi.data.callable.drawing import drawing
-from istmpi.data.callable.split import OwnSplit, checksum_of
+from istmpi.data.batches import Batches, place
+from istmpi.data.callable.split import OwnSplit, checksum_of, drawing
 from istmpi.data.dataset import Split
-from istmpi.data.placement import place
 from istmpi.errors import ConfigError, DataError
 from istmpi.files import appearing
 from istmpi.trees import tensors_of

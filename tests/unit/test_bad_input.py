@@ -22,8 +22,8 @@ from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
-from istmpi.data.files import archive as archives
-from istmpi.data.files.archive import Archive
+from istmpi.data import archive as archives
+from istmpi.data.archive import Archive
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.prediction import lines
