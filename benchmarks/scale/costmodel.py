@@ -2,119 +2,121 @@
 
     python -m benchmarks.scale.costmodel
 
-Starts ``mpirun -n P`` for every P (MPIRUN names another launcher). Each job calibrates as ``istmpi measure`` does, at
-the network's own shapes, then trains with every method; what it predicts is compared with
-
-* bytes: what every rank's communicator counted in every round, to the byte;
-* FLOPs: what PyTorch's FlopCounterMode counts in a round on every rank, to the operation;
-* seconds: the median round, after a first one that does not count;
-* memory: the highest rank's peak of resident memory in the rounds, above what it had before the run was set up.
+Starts ``mpirun -n P`` for each network and P (MPIRUN names another launcher). A job measures its cluster as ``istmpi
+measure`` does, then trains; predictions are compared with the bytes that every rank's communicator counted in every
+round and the FLOPs of PyTorch's FlopCounterMode in a round of a dense network, exactly; with the seconds of the median
+round, after the first; with the highest rank's peak of resident memory in a round, the process included.
 """
 
 import argparse
 import ctypes
-import gc
 import json
 import os
 import shlex
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.reporting import RESULTS, report
-from benchmarks.scale.memory import status, watched
+from benchmarks.reporting import report
+from benchmarks.scale.graphs import made
+from benchmarks.scale.memory import watched
+from benchmarks.scale.xc_rows import write
 from istmpi.cli.main import main
-from istmpi.comm import Communicator, world
+from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
-from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
-from istmpi.models import mlp_network
-from istmpi.report.styles import INK, looking_alike, styles
 from istmpi.training.loop import Training
 from istmpi.training.measure import measure
 
-RANKS = (1, 2, 4, 8)
-NETWORKS = ((256, 512, 512, 10), (1024, 1024, 1024, 10), (2048, 4096, 10))
-METHODS = (("ist", 10), ("ist", 40), ("local-sgd", 10), ("data-parallel", 10))
-BATCH = 64
+MLP = {"model.output_norm": True}
+TEXT = {"model.name": "transformer", "model.embed": 128, "model.head_dim": 16, "data.length": 64, "train.batch": 16}
+DECODER = {**TEXT, "model.layers": 2, "model.heads": [8] * 2, "model.hidden": [344] * 2}
+GCN = {"model.name": "gcn", "model.hidden": [256, 256], "data.graph": "full", "train.batch": 1}
+BOTH, THREE = "ist,data-parallel", "ist,local-sgd,data-parallel"
+NETWORKS: dict[str, tuple[str, dict[str, Any], dict[int, str]]] = {
+    "mlp 256-512-512-10": ("256", {**MLP, "model.hidden": [512, 512]}, {1: "ist", 4: BOTH, 8: "ist"}),
+    "mlp 1024-1024-1024-10": ("1024", {**MLP, "model.hidden": [1024] * 2}, {1: "local-sgd", 2: BOTH, 4: THREE}),
+    "mlp 2048-4096-10": ("2048", {**MLP, "model.hidden": [4096]}, {2: "ist,local-sgd", 8: BOTH}),
+    "resnet 18, 16 x 16": ("images", {"model.name": "resnet", "train.batch": 16}, {1: "local-sgd", 2: "ist"}),
+    "decoder, 2 layers, 128 wide": ("text", DECODER, {2: BOTH, 4: "ist"}),
+    "xc 20,000-512-50,000": ("xc", {"model.name": "xc", "model.hidden": [512]}, {2: "ist", 4: "ist"}),
+    "gcn 128-256-256-40, 5,000 nodes": ("graph", GCN, {1: "ist", 4: "ist"}),
+}
+"""The data, the settings, and the methods by number of ranks."""
 ROUNDS = 6
-EXAMPLES = 256
+COMMON = {"train.batch": 64, "train.threads": 1, "evaluate.every": 1000, "optimizer.lr": 1e-3, "method.local_steps": 10}
 
 
-def one_network(communicator: Communicator, widths: Sequence[int]) -> list[dict]:
-    """Calibrate, then train one network with every method: a row each."""
-    features, *hidden, labels = widths
-    with tempfile.TemporaryDirectory() as folder:
-        data = communicator.broadcast_from_root(str(Path(folder) / "examples.npz"))
-        if communicator.rank == 0:
-            x = np.random.default_rng(0).standard_normal((EXAMPLES, features), dtype=np.float32)
-            y = np.arange(EXAMPLES) % labels
-            np.savez(data, x_train=x, y_train=y, x_test=x, y_test=y)
-        run = Run().override(
-            {
-                "data.source": data,
-                "model.hidden": hidden,
-                "model.output_norm": True,
-                "train.batch": BATCH,
-                "train.threads": 1,
-                "train.rounds": ROUNDS,
-                "evaluate.every": 1000,
-                "optimizer.lr": 1e-3,
-            }
-        )
-        communicator.barrier()
-        cluster = measure(run, mlp_network(features, hidden, labels, output_norm=True), communicator)
-        rows = []
-        for method, local_steps in METHODS:
-            wanted = run.override({"method.name": method, "method.local_steps": local_steps})
-            rows.append({"P": communicator.size, "network": "-".join(map(str, widths))} | measured(wanted, cluster))
-        communicator.barrier()
-    return rows
+def prepare(kind: str, folder: Path) -> Path:
+    """Make up the data of a network."""
+    path, generator = folder / "made.npz", np.random.default_rng(0)
+    if kind == "images" or kind.isdigit():
+        shape = (3, 16, 16) if kind == "images" else (int(kind),)
+        x, y = generator.standard_normal((256, *shape), dtype=np.float32), np.arange(256) % 10
+        np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+        return path
+    if kind == "graph":
+        np.savez(path, **made(5000))
+    elif kind == "text":
+        path = path.with_suffix(".txt")
+        path.write_text("".join(module.read_text() for module in Path(sysconfig.get_path("stdlib")).glob("a*.py")))
+    else:
+        path = folder
+        write(path / "train.txt", 2000, 1, 20_000, 50_000)
+        write(path / "test.txt", 200, 2, 20_000, 50_000)
+    subprocess.run(["istmpi", "prepare", kind, path, folder / "data.h5"], check=True, stdout=subprocess.DEVNULL)
+    return folder / "data.h5"
 
 
-def measured(run: Run, cluster: Cluster) -> dict:
+def worker(settings: dict[str, Any], methods: list[str], out: Path) -> None:
+    """Measure and train on one of P ranks."""
+    communicator, run = world(), Run().override(settings)
+    cluster = measure(run, Training(run, communicator).architecture, communicator)
+    rows = []
+    for method in methods:
+        ctypes.CDLL(None).malloc_trim(0)
+        rows.append(compared(run.override({"method.name": method}), cluster))
+    if communicator.rank == 0:
+        out.write_text(json.dumps(rows))
+
+
+def compared(run: Run, cluster) -> dict:
     """Predicted and measured figures of one run; AssertionError where bytes or FLOPs are not exact."""
-    communicator = world()  # its own, whose buffers end with it
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before, peaks = status("VmRSS"), {}
+    communicator, peaks = world(), {}  # its own, whose buffers end with it
     training = Training(run, communicator)
-    plan = cost(run, training.architecture, communicator.size)
-    part = next(part for part in plan.parts if communicator.rank in part.part.ranks)
+    architecture, ranks = training.architecture, communicator.size
+    plan = cost(run, architecture, ranks)
     seconds, sent = [], []
-    with watched("rounds", peaks):
-        for number in range(ROUNDS):
-            communicator.barrier()
-            start, counted = time.perf_counter(), communicator.traffic.bytes
-            training.method.run(number)
-            seconds.append(time.perf_counter() - start)
-            sent.append(communicator.allgather(communicator.traffic.bytes - counted))
-    predicted_bytes = [round_bytes(run, training.architecture, communicator.size, number) for number in range(ROUNDS)]
-    assert sent == predicted_bytes, (sent, predicted_bytes)
-    with FlopCounterMode(display=False) as counter:
+    for number in range(ROUNDS):
+        communicator.barrier()
+        start, counted = time.perf_counter(), communicator.traffic.bytes
+        training.method.run(number)
+        seconds.append(time.perf_counter() - start)
+        sent.append(communicator.allgather(communicator.traffic.bytes - counted))
+    with watched("rounds", peaks):  # its thread takes time from steps
         training.method.run(ROUNDS)
-    flops = communicator.allgather((counter.get_total_flops(), int(part.flops.products) * run.method.local_steps))
-    assert all(counted == predicted for counted, predicted in flops), flops
-    peak = max(communicator.allgather(peaks["rounds, resident"] - before))
+    assert sent == [round_bytes(run, architecture, ranks, number) for number in range(ROUNDS)]
+    if run.model.name == "mlp":
+        with FlopCounterMode(display=False) as counter:
+            training.method.run(ROUNDS + 1)
+        part = next(part for part in plan.parts if communicator.rank in part.part.ranks)
+        assert counter.get_total_flops() == int(part.flops.products) * run.method.local_steps
+    peak = max(communicator.allgather(peaks["rounds, resident"]))
     took = max(communicator.allgather(statistics.median(seconds[1:])))
-    expected = round_time(plan, cluster).total
-    total, process = plan.largest.memory.total, plan.largest.memory.process
-    memory = float(total - process) / 1e6 + 2 * EXAMPLES * training.dataset.features * 4e-6
+    expected, memory = round_time(plan, cluster).total, float(plan.largest.memory.total) / 1e6
     return {
         "method": run.method.name,
-        "J": run.method.local_steps,
         "bytes a round": sum(sent[1]),
         "counted": "equal",
-        "FLOPs a round": sum(predicted for _, predicted in flops),
-        "PyTorch": "equal",
         "s a round": expected,
         "measured s": took,
         "time error %": 100 * (expected / took - 1),
@@ -124,85 +126,36 @@ def measured(run: Run, cluster: Cluster) -> dict:
     }
 
 
-def worker(network: str, out: Path) -> None:
-    """One job of P ranks."""
-    communicator = world()
-    rows = one_network(communicator, [int(width) for width in network.split("-")])
-    if communicator.rank == 0:
-        out.write_text(json.dumps(rows))
-
-
-def draw(rows: list[dict], path: Path) -> None:
-    """Predicted against measured seconds and memory, with a band of 20%."""
-    with looking_alike():
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-
-        figure = Figure(figsize=(11, 5.4), layout="constrained")
-        kinds = (("s a round", "measured s", "seconds a round"), ("MB a rank", "measured MB", "peak MB of a rank"))
-        looks = styles(row["method"] for row in rows)
-        for axis, (predicted, found, name) in zip(figure.subplots(1, 2), kinds):
-            for row in rows:
-                look = looks[row["method"]]
-                size = 4 + 2 * RANKS.index(row["P"])
-                axis.plot(row[found], row[predicted], look.marker, color=look.colour, fillstyle="none", markersize=size)
-            ends = np.array([min(row[found] for row in rows) / 1.5, max(row[found] for row in rows) * 1.5])
-            axis.plot(ends, ends, color=INK, linewidth=0.8)
-            axis.fill_between(ends, 0.8 * ends, 1.2 * ends, color=INK, alpha=0.08)
-            axis.set(xscale="log", yscale="log", xlabel=f"measured {name}", ylabel=f"predicted {name}", title=name)
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_major_formatter("{x:g}")
-        handles = [
-            Line2D([], [], color=look.colour, marker=look.marker, linestyle="", fillstyle="none")
-            for look in looks.values()
-        ]
-        figure.legend(handles, list(looks), loc="outside lower center", ncols=len(looks))
-        ranks = ", ".join(map(str, RANKS))
-        figure.suptitle(f"Predicted and measured; the band is 20%; the larger a marker, the more ranks (P = {ranks})")
-        figure.savefig(path, dpi=130)
-
-
 def benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks")
-    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks")
+    parser.add_argument("--only", default="", metavar="TEXT", help="networks whose name contains it")
+    parser.add_argument("--worker", nargs=3, metavar=("SETTINGS", "METHODS", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], Path(options.worker[1]))
+        settings, methods, out = options.worker
+        worker(json.loads(settings), methods.split(","), Path(out))
         return
-    rows, loads = [], []
-    for widths in NETWORKS:
-        for ranks in map(int, options.ranks.split(",")):
-            network = "-".join(map(str, widths))
-            print(f"{network} on {ranks} ranks", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder) / "rows.json"
+    rows, asked = [], {*map(int, options.ranks.split(","))}
+    for network, (kind, settings, cells) in NETWORKS.items():
+        if options.only not in network:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            data, out = prepare(kind, Path(folder)), Path(folder) / "rows.json"
+            for ranks in sorted(asked & cells.keys()):
+                print(f"{network} on {ranks} ranks", flush=True)
+                words = json.dumps({**COMMON, **settings, "data.source": str(data)}), cells[ranks], out
                 launcher = [*shlex.split(os.environ.get("MPIRUN", "mpirun")), "-n", str(ranks)]
-                subprocess.run(
-                    [*launcher, sys.executable, "-m", __spec__.name, "--worker", network, str(out)], check=True
-                )
-                rows += json.loads(out.read_text())
-            loads.append(os.getloadavg()[0])
-
-    def median(column: str, wanted: list[dict]) -> str:
-        return f"{statistics.median(abs(row[column]) for row in wanted):.0f}%"
-
-    by_ranks = ", ".join(
-        f"{median('time error %', [row for row in rows if row['P'] == ranks])} at P = {ranks}"
-        for ranks in sorted({row["P"] for row in rows})
-    )
-    RESULTS.mkdir(exist_ok=True)
-    draw(rows, RESULTS / "costmodel.png")
+                subprocess.run([*launcher, sys.executable, "-m", __spec__.name, "--worker", *words], check=True)
+                rows += [{"network": network, "P": ranks, **row} for row in json.loads(out.read_text())]
+    seconds, peaks = (statistics.median(abs(row[f"{what} error %"]) for row in rows) for what in ("time", "memory"))
     report(
         "costmodel",
         "The cost model against real training",
         rows,
-        f"Bytes and FLOPs are equal on every rank, in each of {ROUNDS} rounds and in one; the bytes shown are those of "
-        f"the second round, over all ranks. Median error of the time {median('time error %', rows)} ({by_ranks}); of "
-        f"the memory {median('memory error %', rows)}. Batch {BATCH}, one thread a rank; all ranks share this host's "
-        f"cores, as they did when they calibrated; load average {min(loads):.1f} to {max(loads):.1f} after each job, "
-        "of which a job of P ranks makes up to P.\n\n"
-        "![Predicted against measured](costmodel.png)",
+        f"Bytes are equal on every rank, in each of {ROUNDS} rounds, and an mlp's FLOPs in one; the bytes shown are "
+        f"those of the second round, of all ranks. Median error of time {seconds:.0f}%; of memory {peaks:.0f}%. Ten "
+        "local steps of 64 examples (images, text: 16; the whole graph), one thread a rank, on shared cores.",
     )
 
 

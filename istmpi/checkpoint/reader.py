@@ -106,7 +106,6 @@ class Checkpoint:
 
     @property
     def _norms(self) -> list[str]:
-        """Return the names of calibrated normalisations: all, or none; in blocks with the subnet's number before."""
         norms = self.architecture.batch_norms
         if self.header.blocks:  # a subnet does not have the normalisations of residual blocks that it lacks
             numbered = [f"{number}/{name}" for number in range(self.header.blocks) for name in norms]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from istmpi.comm import mpi
 
@@ -18,35 +19,34 @@ class BackgroundRunner:
     def __init__(self, name: str):
         self._name = name
         self._thread: threading.Thread | None = None
-        self._deferred: list[Callable[[], None]] = []
+        self._pieces: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self.seconds = 0.0
 
     def put(self, work: Callable[[], None]) -> None:
-        if not mpi.threads_may_call():
-            self._deferred.append(work)
-            return
-        self._thread = threading.Thread(target=self._do, args=(work, self._thread), name=self._name, daemon=True)
-        self._thread.start()
+        """Begin with a piece as soon as the one before it is done."""
+        self._pieces.put(work)
+        if not self._thread and mpi.threads_may_call():
+            self._thread = threading.Thread(target=self._do_pieces, name=self._name, daemon=True)
+            self._thread.start()
 
     def finish(self) -> None:
         """Wait until all of it is done; raise the first error of a piece."""
+        self._pieces.put(None)
         if self._thread:
             self._thread.join()
-        for work in self._deferred:
-            self._do(work)
-        self._thread, self._deferred = None, []
+        else:
+            self._do_pieces()
+        self._thread = None
         if self._failure:
             raise self._failure
 
-    def _do(self, work: Callable[[], None], before: threading.Thread | None = None) -> None:
-        if before:
-            before.join()
-        if self._failure:
-            return
-        began = time.perf_counter()
-        try:
-            work()
-        except BaseException as failure:  # raised where the work is waited for
-            self._failure = failure
-        self.seconds += time.perf_counter() - began
+    def _do_pieces(self) -> None:
+        while work := self._pieces.get():
+            began = time.perf_counter()
+            try:
+                if not self._failure:
+                    work()
+            except BaseException as failure:  # raised where the work is waited for
+                self._failure = failure
+            self.seconds += time.perf_counter() - began

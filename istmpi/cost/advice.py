@@ -10,7 +10,7 @@ from istmpi.cost.rivals import counted
 from istmpi.cost.survey import Scenario, resized
 from istmpi.cost.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.methods import METHODS
-from istmpi.units import in_seconds
+from istmpi.units import in_seconds, number
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
@@ -141,5 +141,4 @@ def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, C
 def _bits(rate: float) -> str:
     if rate in (0, inf):
         return "none" if rate == 0 else "more than any rate"
-    prefix, size = next((each for each in (("G", 1e9), ("M", 1e6)) if rate >= each[1]), ("k", 1e3))
-    return f"{rate / size:.3g} {prefix}bit/s"
+    return f"{number(rate)}bit/s"

@@ -55,7 +55,9 @@ class Cluster:
     transfer_seconds: float = 0.0
     """The time of every transfer beside its messages."""
     deal_seconds: float = 0.0
-    """The time that a round takes to deal and plan anew."""
+    """The time that a round takes to deal, plan and agree anew."""
+    beside: float = 1.0
+    """1 where local steps hide what is sent; 0 on one host, whose cores copy it."""
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,7 +89,7 @@ def load(path: Path) -> Cluster:
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
-    extras = {name: file.figure(name, 0) for name in _SECONDS if name in file}
+    extras = {name: file.figure(name, 0) for name in (*_SECONDS, "beside") if name in file}
     if "memory" in file and file.value("memory") is not None:
         extras["memory"] = file.figure("memory", LEAST)
     measured = file.value("measured") if "measured" in file else {}

@@ -16,7 +16,7 @@ from istmpi.comm.codec import Wire
 from istmpi.config import Run
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.cost.pairs import leg_bytes
-from istmpi.engine.axes import Parameter
+from istmpi.engine.axes import Parameter, bytes_of
 from istmpi.engine.fragments import departures
 from istmpi.engine.layout import Owners, Replicated
 from istmpi.engine.packed_sizes import Largest, float4_bytes
@@ -162,8 +162,7 @@ def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarr
 
 
 def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    network = sum(parameter.size(owners.lengths) * parameter.itemsize for parameter in parameters.values())
-    return np.full(owners.ranks, (owners.ranks - 1) * network)
+    return np.full(owners.ranks, (owners.ranks - 1) * bytes_of(parameters, owners.lengths))
 
 
 def _fragments(run: Run) -> Collective:
@@ -210,8 +209,7 @@ def _largest(run: Run) -> Collective:
     def load(held: Holdings, parameters: Mapping[str, Parameter] | None = None) -> Load:
         parameters = held.parameters if parameters is None else parameters
         nbytes = message(parameters, held.lengths)
-        whole = sum(parameter.size(held.lengths) * parameter.itemsize for parameter in parameters.values())
-        busiest, handled = (held.ranks - 1) * nbytes, PICKING * whole
+        busiest, handled = (held.ranks - 1) * nbytes, PICKING * bytes_of(parameters, held.lengths)
         return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled, buffers=held.ranks * nbytes)
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
-from istmpi.engine.axes import Parameter, with_odds, with_slots
+from istmpi.engine.axes import Parameter, bytes_of, with_odds, with_slots
 from istmpi.engine.partition import NOTHING, blocks, check, overlaps
 from istmpi.engine.wire import form_of, scales_of
 
@@ -92,7 +92,7 @@ class Holdings:
         return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
-        return sum(parameter.size(part.lengths) * parameter.itemsize for parameter in self.parameters.values())
+        return bytes_of(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
         """Count the bytes that each of these ranks gets from owners, and flushes: expected."""
@@ -145,7 +145,7 @@ class Holdings:
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
         """Count the bytes of these parameters once, as they travel round a ring."""
         if self._wire == "float32":
-            return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in parameters.values())
+            return bytes_of(parameters, self.lengths)
         travelling = self.with_slots(parameters)
         if not travelling:
             return 0
@@ -160,7 +160,7 @@ class Holdings:
 
     @cached_property
     def network_bytes(self) -> int:
-        return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.parameters.values())
+        return bytes_of(self.parameters, self.lengths)
 
     @cached_property
     def network_elements(self) -> int:
@@ -212,7 +212,7 @@ class Holdings:
 
     @cached_property
     def shared_bytes(self) -> int:
-        return sum(parameter.size(self.lengths) * parameter.itemsize for parameter in self.shared.values())
+        return bytes_of(self.shared, self.lengths)
 
     @property
     def shared(self) -> dict[str, Parameter]:

@@ -13,6 +13,8 @@ from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
 """The backward pass's part of a step, behind which buckets hide."""
+CROWDED = 2.5
+"""A factor, measured: an all-reduce beside a backward pass on the same cores takes so much longer."""
 COMPUTING = 0.95
 """The fraction of its time that a rank shall compute."""
 
@@ -52,14 +54,16 @@ class Exchange:
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
     step = max(step_seconds(part, cluster) for part in cost.parts)
     of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
+    longer = CROWDED if of_a_step and not cluster.beside else 1.0
     exchanged = []
     for load in cost.loads:
         link = cluster.links[load.link]
         fixed = load.messages * link.latency
         fixed += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
         fixed += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
-        fixed += cluster.transfer_seconds
-        nbytes, hidden = float(load.busiest * cost.tensors), of_a_step + load.steps_behind * step
+        fixed = longer * (fixed + cluster.transfer_seconds)
+        nbytes = longer * float(load.busiest * cost.tensors)
+        hidden = cluster.beside * (of_a_step + load.steps_behind * step)
         exchanged += [Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts]
     return exchanged
 

@@ -202,7 +202,6 @@ class Dataset:
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     def _with(self, method: str, *arguments: Any) -> Dataset:
-        """Change each split by its method; those of a kind that has none stay as they are."""
         splits = self.splits.items()
         return replace(
             self,

@@ -220,6 +220,11 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
     return where, len(where)
 
 
+def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
+    """Count the bytes of parameters at these lengths."""
+    return sum(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
+
+
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
     """The parameters and, for each, its optimizer's state per element, which starts at zero on the same axes."""
     extended = dict(parameters)

@@ -1,8 +1,8 @@
 """The exchange between two rounds during the first one's last local steps (method.delay).
 
 Deals are known in advance. Parameters that nobody trains now and somebody will next come from their owners from the
-round's beginning on. Parameters that a rank will not train next leave some local steps before the end, as they are
-then: to their next holder, or home to their owner. Parameters that stay with their rank keep all local steps.
+round's beginning on. Those that a rank will not train next leave before the last local steps, to their next holder or
+home to their owner. The others stay, and keep all local steps.
 
 Between two rounds nothing is on its way, and ranks have all that they train next.
 """

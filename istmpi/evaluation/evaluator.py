@@ -274,7 +274,6 @@ class Evaluator:
         return np.arange(length) if count >= length else np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-        """The rows of a split, batch by batch, at least one for each of ``ranks``; fewer where outputs are large."""
         batch, data = min(self._run.evaluate.batch, -(-length // ranks)), self._dataset
         if many := self._task.many_outputs(data.features, data.outputs):
             batch = windows_together(batch, many)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -84,8 +84,8 @@ class Method(ABC):
         """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped. Collective.
 
         It is dropped where a rank was asked to stop before its last local step: ``job.stop`` has the reason on all
-        ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
-        cases all values are those from before the round.
+        ranks. DivergedError on every rank where a loss or weight stops being finite. In both cases all values are those
+        from before the round.
         """
         return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 
@@ -214,27 +214,33 @@ class Method(ABC):
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)
-            self._deals = {round: kept for round, kept in self._deals.items() if abs(round - number) <= 1}
-            self._deals[number] = deal
+                self._keep(number, deal, self.job.communicator.allgather(deal.digest) if deal.units else ())
         return self._deals[number]
+
+    @property
+    def _ahead(self) -> int:
+        return 1 + bool(self.shards.route.early)
 
     def _drawn(self, number: int) -> Partition:
         job = self.job
         shares = job.shares.of(number) if job.shares else None
-        deal = self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
-        if not deal.units:
-            return deal
-        first = job.communicator.broadcast_from_root(deal.digest)
-        with job.communicator.agreed():
-            if deal.digest != first:
-                raise IstmpiError(
-                    f"the deal of round {number + 1} differs from rank 0's; weights would be scrambled. Run "
-                    "the same versions of istmpi and NumPy on all ranks."
+        return self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
+
+    def _keep(self, number: int, deal: Partition, digests: Sequence[int]) -> None:
+        """Keep a deal near those of its round, if all ranks drew it alike."""
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                error = IstmpiError(
+                    f"rank {rank}: the deal of round {number + 1} differs from rank 0's; weights would be scrambled. "
+                    "Run the same versions of istmpi and NumPy on all ranks."
                 )
-        return deal
+                error.everywhere = True
+                raise error
+        self._deals = {round: kept for round, kept in self._deals.items() if abs(round - number) <= self._ahead}
+        self._deals[number] = deal
 
     def _agree(self, number: int, complete: bool) -> None:
-        """Agree on the mean loss of a round that every rank got through."""
+        """Agree on the mean loss of a round that every rank got through, and on the next deal: in one message."""
         losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
         bad = (~torch.isfinite(losses)).nonzero()
         step = int(bad[0]) + 1 if len(bad) else None
@@ -244,9 +250,16 @@ class Method(ABC):
         self.job.stop.asked()
         loss = float(losses.mean()) if len(losses) else None
         untrained = number == 0 and step == 1 and bool(len(bad))
+        later, deal = number + self._ahead, None
+        if later not in self._deals and not (self._ahead > 1 and self.job.shares and self.job.shares.changing):
+            with self.job.clock("deal"):
+                deal = self._drawn(later)
+        digest = deal.digest if deal and deal.units else None
         with self.job.clock("wait"):
-            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason, untrained))
-        means, bad_steps, done, reasons, untrained = zip(*reports, strict=True)
+            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason, untrained, digest))
+        means, bad_steps, done, reasons, untrained, digests = zip(*reports, strict=True)
+        if deal:
+            self._keep(later, deal, digests)
         # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
         diverged = [(step, rank) for rank, step in enumerate(bad_steps) if step is not None]
         if diverged:

@@ -181,7 +181,6 @@ class Architecture:
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
     def _there(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
-        """The entries by modules or parameters of which no absent block has one."""
         absent = self._absent(lengths)
         return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
 

@@ -78,7 +78,6 @@ class Experts(nn.Module):
         return made
 
     def _groups(self, x):
-        """Return True if each expert can compute its own tokens alone; not in exports and in doubles."""
         if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
             return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()

@@ -266,7 +266,6 @@ def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if each example has the same numbers in any order, as their powers tell."""
     if values.shape != expected.shape or values.ndim < 2:
         return values.shape == expected.shape and alike(values, expected)
     rows, others = values.flatten(1), expected.flatten(1)

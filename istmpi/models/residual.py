@@ -153,7 +153,6 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
-    """Return True if a layer makes twice as much with twice its parameters."""
     try:
         with _times(2, [layer]):
             return isinstance(output, torch.Tensor) and alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)

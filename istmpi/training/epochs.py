@@ -19,11 +19,11 @@ def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | 
     epochs, settings, method = run.train.epochs, run.data, run.method
     if epochs is None:
         return run
-    by_label = settings.placement == "by-label"  # else rank 0 has most
-    labels, parts = data.train.labels() if by_label else data.train, range(ranks if by_label else 1)
-    examples = max(
-        len(place(settings.placement, labels, part, ranks, run.train.seed, settings.alpha)) for part in parts
-    )
+    if settings.placement == "by-label":
+        labels, seed = data.train.labels(), run.train.seed
+        examples = max(len(place("by-label", labels, part, ranks, seed, settings.alpha)) for part in range(ranks))
+    else:  # rank 0 has most
+        examples = -(-len(data.train) // (ranks if settings.placement == "sharded" else 1))
     if settings.placement == "local" and communicator:
         examples = max(communicator.allgather(examples))
     passes = Fraction(method.local_steps * run.train.batch, examples)

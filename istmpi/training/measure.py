@@ -19,13 +19,13 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.collectives import COLLECTIVES
-from istmpi.cost.counts import PartCost
+from istmpi.cost.counts import Cost, PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, IstmpiError
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
@@ -46,6 +46,7 @@ _NOISE = 0.1
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
+STEPS, STEP_ROUNDS = 10, 4
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
@@ -60,11 +61,12 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     handle, average, measured["transfer"] = _transfers(run, communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
-    step, transfer, deal = _overheads(run, communicator, speed, product, touch)
+    speed, step, transfer, deal = _overheads(run, communicator, speed, product, touch)
     return Cluster(
         name=f"{counted(ranks, 'rank')} on {counted(len(set(communicator.hosts())), 'host')}",
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
         links=links,
+        beside=float(len(set(communicator.hosts())) > 1),
         flops=(speed,),
         product_seconds=product,
         step_seconds=step,
@@ -78,11 +80,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work, the first time left out.
-
-    Short work is repeated without a pause, as training repeats its steps: on cores that ranks share, one call tells
-    little.
-    """
+    """Measure the seconds of work, the first time left out; short work is repeated without a pause, as steps are."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
@@ -102,9 +100,9 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit nonnegative coefficients of the columns to the seconds; return them and the median relative error.
+    """Fit nonnegative coefficients of the columns to the seconds by relative errors; return them, and the median error.
 
-    The fit minimises relative errors. A coefficient that would be negative is zero and the others are fitted anew.
+    A coefficient that would be negative is zero and the others are fitted anew.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
@@ -245,10 +243,14 @@ def _finish(device: torch.device) -> None:
 def _touch(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device, speed: float, product: float
 ) -> tuple[float, dict[str, Any]]:
-    """Measure the seconds per byte that a step touches: bare steps of a run's subnets without their products.
+    """Measure the seconds per byte that a step touches: steps of a run's subnets without their products.
 
-    They include memory that is fresh in every step, and weights that the last product drove out of the caches.
+    They include memory that is fresh in every step, and weights that the last product drove out of the caches. Tokens,
+    sparse rows and graphs cannot be made up: all that such a step takes beside its products counts as fixed.
     """
+    code = getattr(architecture, "code", None)
+    if architecture.nodes[1] or (code and (code.tokens or code.sparse)):
+        return 0.0, {}
     sizes, beyond = [], []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
@@ -263,34 +265,44 @@ def _touch(
             _finish(device)
 
         seconds = timed(communicator, work)
-        products = _products_take(part, speed, product)
         sizes.append(float(part.touched))
+        products = float(part.flops.products) / speed + part.flops.product_count * product
         beyond.append(max(seconds - products, _NOISE * seconds))
     (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
     return each, {"median_relative_error": error}
 
 
-def _products_take(part: PartCost, speed: float, product: float) -> float:
-    return float(part.flops.products) / speed + part.flops.product_count * product
-
-
-def _overheads(
-    run: Run, communicator: Communicator, speed: float, product: float, touch: float
-) -> tuple[float, float, float]:
-    with communicator.agreed():
-        tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
-        tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
-    training = Training(tiny, communicator)
+def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
+    """Train so many rounds; return their plan, and the slowest rank's median seconds of each phase after the first."""
+    training = Training(run, communicator)
     clock, spent = training.clock.seconds, []
-    for number in range(TINY_ROUNDS):
+    for number in range(rounds):
         communicator.barrier()
         before = dict(clock)
         training.method.run(number)
         took = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
         spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())})
     median = {phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]}
-    part = cost(tiny, training.architecture, communicator.size).largest
-    modelled = _products_take(part, speed, product) + float(part.touched) * touch
-    step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
-    transfers = [median[phase] for phase in ("hop", "pull", "push") if phase in median]
-    return max(step, 0.0), float(np.mean(transfers)), median["deal"]
+    return cost(run, training.architecture, communicator.size), median
+
+
+def _overheads(
+    run: Run, communicator: Communicator, speed: float, product: float, touch: float
+) -> tuple[float, float, float, float]:
+    """Measure the fixed seconds of a step, a transfer and a round, with a run of next to no network.
+
+    FLOP/s and step are the run's, if its data are here.
+    """
+    with communicator.agreed():
+        tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
+        tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
+    plan, median = _rounds(tiny, communicator, TINY_ROUNDS)
+    transfer = float(np.mean([median[phase] for phase in ("hop", "pull", "push") if phase in median]))
+    a_round = median["deal"] + median["wait"]
+    with suppress(IstmpiError):  # on all ranks
+        steps = {"method.name": "ist", "method.shares": None, "method.local_steps": STEPS, "train.epochs": None}
+        plan, median = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+    took, part = median["compute"] / plan.local_steps, plan.largest
+    left = took - part.flops.product_count * product - float(part.touched) * touch
+    speed = max(speed, float(part.flops.products) / max(left, _NOISE * took))
+    return speed, max(left - float(part.flops.products) / speed, 0.0), transfer, a_round

@@ -230,10 +230,6 @@ class Prepared:
 
 
 def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
-    """Return the share of each dealt group that a first subnet has; ``run`` has the first method.
-
-    The share stays with the weights from then on, whatever the later methods and numbers of ranks.
-    """
     spec = spec_of(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     least = spec.least(run, network)

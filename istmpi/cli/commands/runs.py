@@ -82,7 +82,6 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 
 
 def _facts(run: Path) -> dict[str, Any]:
-    """Measure a run's folder; a file with two names counts once."""
     statuses = [path.lstat() for path in (run, *run.rglob("*")) if os.path.lexists(path)]
     allotted = {status.st_ino: 512 * status.st_blocks for status in statuses}
     state = "finished" if (run / SUMMARY).is_file() else "comparison" if (run / COMPARISON).is_file() else "unfinished"
@@ -113,7 +112,6 @@ def _removable(name: str, root: Path) -> Path:
 
 
 def _holder(run: Path, root: Path) -> str:
-    """Name who works in a run, in a run of it, or in the comparison around it; empty where nobody does."""
     around = (folder for folder in run.parents if root in folder.parents)
     folders = (run, *around, *(path.parent for path in run.rglob(lock.FILE)))
     return next(filter(None, map(lock.holder, folders)), "")
