@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
@@ -25,9 +25,12 @@ from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
 from benchmarks.processes import run_cells
 from benchmarks.reporting import HERE, RESULTS, keep_cell, restore_cells, store_cells
+from istmpi.cli.networks import described
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.cost import phase_costs
 from istmpi.errors import DivergedError
+from istmpi.foreign import tomllib
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
@@ -41,8 +44,15 @@ METHODS: Mapping[str, Mapping[str, object]] = {
     "narrow, local SGD": {"method.name": "local-sgd"},
     "narrow, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, local SGD": {"method.name": "local-sgd"},
+    "whole, SparseLoCo": {"method.name": "sparse-loco"},
+    "whole, data parallel": {"method.name": "data-parallel"},
+    "whole, FedAvg": {"method.name": "fedavg", "method.fraction": 0.5},
 }
-SPARSE = {"model.name": "xc", "optimizer.name": "adam", "method.optimizer_state": "carry"}
+ALONE = "one rank"
+"""A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
+PLACEMENTS = {"": "sharded", "-alike": "shared", "-by-label": "by-label"}
+"""The placement of data by the end of a task's name."""
+SAID = {"sharded": "a part each", "shared": "all on every rank", "by-label": "by label"}
 
 
 @dataclass(frozen=True)
@@ -53,67 +63,31 @@ class Task:
     title: str
     data: str
     layers: int
-    widths: tuple[int, ...]
+    widths: Sequence[int]
     """Units of a hidden layer that a rank holds; 0: a P-th of ``whole``."""
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     steps: int
     batch: int
     rate: float
     """The learning rate that is tried first."""
-    settings: Mapping[str, object]
+    examples: int
+    settings: Mapping[str, object] = field(default_factory=dict)
     whole: int = 0
     local_steps: int = 20
     placement: str = "sharded"
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task("reuters", "Reuters, P@1 on test rows", "rows.h5", 1, (4, 16, 64), (8, 4), 3000, 64, 0.01, SPARSE),
-        Task(
-            "identifiers",
-            "The next identifier of 2,048 in Python's standard library, P@1 on test modules",
-            "identifiers-2048.h5",
-            1,
-            (4, 16, 64),
-            (8, 4),
-            3000,
-            64,
-            0.01,
-            SPARSE,
-        ),
-        Task(
-            "cifar",
-            "CIFAR-10 at 16 x 16 pixels, 768-512-512-10, accuracy on test images",
-            "images-16.h5",
-            2,
-            (0, 16),
-            (4, 8),
-            4000,
-            32,
-            0.1,
-            {},
-            512,
-        ),
-        Task(
-            "digits",
-            "Spoken digits, 4096-512-512-10, accuracy of a speaker who was not trained on",
-            "speech.h5",
-            2,
-            (0, 16),
-            (4, 8),
-            2000,
-            16,
-            0.01,
-            {},
-            512,
-        ),
-    )
-}
-for like in ("reuters", "identifiers", "cifar", "digits"):
-    task = TASKS[like]
-    alike = f"{like}-alike", f"{task.title}, all data on every rank"
-    TASKS[alike[0]] = replace(task, name=alike[0], title=alike[1], placement="shared")
+def tasks() -> dict[str, Task]:
+    """Return the tasks of plateau.toml with each placement of the data."""
+    read = tomllib.loads(HERE.joinpath("controls/plateau.toml").read_text(encoding="utf-8"))
+    return {
+        name + end: Task(name=name + end, placement=placement, **values)
+        for end, placement in PLACEMENTS.items()
+        for name, values in read.items()
+    }
+
+
+TASKS = tasks()
 
 
 @dataclass(frozen=True)
@@ -125,6 +99,17 @@ class Row:
     width: int
     method: str
     steps: int
+
+    @property
+    def units(self) -> int:
+        """The network's units of a hidden layer: a rank's, or as many as all ranks together hold."""
+        return self.width if self.method.startswith(("narrow", ALONE)) else self.width * self.ranks
+
+    @property
+    def rounds(self) -> int:
+        """The rounds in which a rank makes the row's steps; one of FedAvg is a pass of half of the ranks."""
+        of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
+        return max(round(self.steps / of_round.get(self.method, self.task.local_steps)), 1)
 
     def cell(self, rate: float, seed: int) -> Cell:
         return Cell(self, rate, seed)
@@ -147,25 +132,23 @@ class Cell:
     def run(self, folder: Path) -> Run:
         """Return the settings; data are a part each, a tenth of the training examples is held out."""
         row, task = self.row, self.row.task
-        units = row.width if row.method.startswith("narrow") else row.width * row.ranks
-        rounds = row.steps // task.local_steps
         return Run().override(
             {
                 **task.settings,
-                **METHODS[row.method],
+                **METHODS.get(row.method, METHODS["whole, local SGD"]),
                 "data.source": str(folder / task.data),
                 "data.placement": task.placement,
                 "data.validation": 0.1,
-                "model.hidden": [units] * task.layers,
-                "method.local_steps": task.local_steps,
+                "model.hidden": [row.units] * task.layers,
+                "method.local_steps": row.steps // row.rounds or 1,
                 "optimizer.lr": self.rate,
                 "optimizer.schedule": "cosine",
                 "train.batch": task.batch,
-                "train.rounds": rounds,
+                "train.rounds": row.rounds,
                 "train.patience": EVALUATIONS,
                 "train.seed": self.seed,
                 "train.threads": 1,
-                "evaluate.every": max(rounds // EVALUATIONS, 1),
+                "evaluate.every": max(row.rounds // EVALUATIONS, 1),
                 "evaluate.form": "merged",
             }
         )
@@ -181,11 +164,20 @@ def measured(run: Run, communicator: Communicator) -> dict:
                 curve.append([progress.local_steps, progress.validation.score, progress.loss])
     except DivergedError as error:
         return {"diverged": str(error), "curve": curve, "ends": {"merged": {"validation": 0.0, "test": 0.0}}}
-    forms = ("merged", "blocks") if run.method.name == "ist" else ("merged",)
+    forms = ("merged", "blocks") if run.method.redeal == 0 else ("merged",)
     for form in forms:
         training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
         ends[form] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
     return {"curve": curve, "ends": ends, "bytes": progress.bytes}
+
+
+def memory(cell: Cell, folder: Path) -> tuple[float, float]:
+    """Return the plan's megabytes of a rank: weights, gradients and optimizer; what it holds beside them."""
+    planned = described(cell.run(folder), None, ranks=cell.row.ranks)
+    network = planned.architecture
+    cost, _ = phase_costs(planned.run, network, cell.row.ranks, planned.examples, planned.smaller)[0]
+    held = cost.largest.memory
+    return (held.network + held.gradients + held.optimizer) / 1e6, (held.owned + held.copies) / 1e6
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:
@@ -203,7 +195,7 @@ class Campaign:
     """The cells that are there, and those that come next."""
 
     def __init__(self, folder: Path, seeds: int):
-        self._record, self._seeds = record_in(folder), seeds
+        self._folder, self._record, self._seeds = folder, record_in(folder), seeds
 
     def score(self, row: Row, rate: float) -> float | None:
         """Return a rate's score on the held-out examples; None where it was not tried."""
@@ -222,15 +214,10 @@ class Campaign:
         places = [0] if best is None else [place for place in (best + 1, best - 1) if place not in scores]
         return [rate_at(row, place) for place in places]
 
-    def best(self, row: Row) -> float | None:
-        """Return the best rate, once it is inside its grid."""
-        scores = self.tried(row)
-        return None if not scores or self.next_rates(row) else rate_at(row, max(scores, key=scores.__getitem__))
-
     def cells(self, row: Row) -> list[Cell]:
-        """Return the cells of the best rate."""
-        rate = self.best(row)
-        return [] if rate is None else [row.cell(rate, seed) for seed in range(self._seeds)]
+        """Return the cells of the best rate, of one seed until that rate is inside its grid."""
+        scores, seeds = self.tried(row), 1 if self.next_rates(row) else self._seeds
+        return [row.cell(rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
 
     def todo(self, rows: Sequence[Row]) -> Iterator[Cell]:
         """Yield the cells that can be run now: rates first, then seeds."""
@@ -239,21 +226,28 @@ class Campaign:
         for row in rows:
             yield from (cell for cell in self.cells(row) if not self._record(cell))
 
+    def records(self, row: Row) -> list[dict]:
+        """Return what the cells of the best rate found."""
+        return [record for record in map(self._record, self.cells(row)) if record]
+
     def lines(self, row: Row) -> Iterator[dict]:
         """Yield a line of the table for each form in which a row's network is scored."""
-        found = [record for record in map(self._record, self.cells(row)) if record]
+        found = self.records(row)
+        trained, beside = memory(self.cells(row)[0], self._folder) if found else (0, 0)
         for form in found[0]["ends"] if found else ():
             scores = [record["ends"][form]["test"] for record in found]
             yield {
                 "P": row.ranks,
-                "width a rank": row.width,
+                "width a rank": row.units if row.method.startswith("whole") else row.width,
                 "method": row.method + (", side by side" if form == "blocks" else ""),
-                "rate": f"{self.best(row):g}",
+                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(row))}",
                 "steps": row.steps,
                 "seeds": len(scores),
                 "score": f"{mean(scores):.4f}",
                 "+-": f"{interval(scores):.4f}" if len(scores) > 1 else "",
-                "MB sent": f"{found[0]['bytes'] / 1e6:.1f}",
+                "MB sent": f"{found[0].get('bytes', 0) / 1e6:.1f}",
+                "MB trained": f"{float(trained):.2f}",
+                "MB beside": f"{float(beside):.2f}",
             }
 
 
@@ -264,13 +258,16 @@ def rate_at(row: Row, place: int) -> float:
 
 def rows_of(task: Task, steps: int = 0) -> list[Row]:
     """Return a task's rows, the most telling first."""
-    widths = [(ranks, width or task.whole // ranks) for ranks in task.ranks for width in task.widths]
-    return [Row(task, *each, method, steps or task.steps) for each in widths for method in METHODS]
+    steps, several = steps or task.steps, [ranks for ranks in task.ranks if ranks > 1]
+    widths = [(ranks, width or task.whole // ranks) for ranks in several for width in task.widths]
+    alone = sorted({width for _, width in widths} | {ranks * width for ranks, width in widths})
+    rows = [Row(task, *each, method, steps) for each in widths for method in METHODS]
+    return rows + [Row(task, 1, width, ALONE, steps) for width in alone]
 
 
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
-    name = task.name.removesuffix("-alike")
+    name = task.name.removesuffix("-alike").removesuffix("-by-label")
     if name == "identifiers":
         prepare_identifiers(folder / task.data, 2048)
     else:
@@ -299,7 +296,7 @@ def main() -> None:
         restore_cells(f"plateau-{name}", options.cells, options.results)
         campaign = Campaign(options.cells, options.seeds)
         if not options.report:
-            chosen = rows_of(replace(task, ranks=tuple(options.ranks or task.ranks)), options.steps)
+            chosen = [row for row in rows_of(task, options.steps) if row.ranks in (options.ranks or task.ranks)]
             chosen = [row for row in chosen if not options.width or row.width in options.width]
             only = tuple(options.only or ("",))
             run(campaign, [row for row in chosen if row.method.startswith(only)], options)
@@ -307,15 +304,18 @@ def main() -> None:
         lengths = sorted({int(file.stem.partition("-lr")[0].rpartition("-n")[2]) for file in files})
         rows = [row for steps in lengths for row in rows_of(task, steps)]
         if found := [line for row in rows for line in campaign.lines(row)]:
+            title = f"{task.title}, data {SAID[task.placement]}"
             notes = (
-                f"{task.title}; {task.batch} examples a rank and step, J = {task.local_steps}, data "
-                f"{'all on every rank' if task.placement == 'shared' else 'a part each'}, a cosine of the learning "
-                "rate. Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse "
-                "one on both sides. +-: half of the 95% interval of the mean over seeds. MB: "
-                "sent by all ranks, evaluations left out."
+                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, "
+                f"a cosine of the learning rate. Rates: the best of neighbours 3 times apart "
+                "on a tenth of the training examples, with a worse one on both sides, unless the rate is on the edge. "
+                "+-: half of the 95% interval of the mean over seeds. MB sent: by all ranks, evaluations left out. MB "
+                "trained: a rank's weights, gradients and optimizer, as planned; beside: its part of the averages, "
+                "copies and errors that it feeds back. Never redealt, side by side, is an ensemble of P narrow "
+                "networks. One rank has all data, and makes as many steps as each of several."
             )
             store_cells(f"plateau-{name}", files, options.results)
-            reporting.report(f"plateau-{name}", f"Long runs: {task.title}", found, notes, folder=options.results)
+            reporting.report(f"plateau-{name}", f"Long runs: {title}", found, notes, folder=options.results)
 
 
 def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) -> None:
