@@ -21,6 +21,7 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.controls.identifiers import prepare as prepare_identifiers
+from benchmarks.controls.picture import draw_curves
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
 from benchmarks.processes import run_cells
@@ -53,6 +54,13 @@ ALONE = "one rank"
 PLACEMENTS = {"": "sharded", "-alike": "shared", "-by-label": "by-label"}
 """The placement of data by the end of a task's name."""
 SAID = {"sharded": "a part each", "shared": "all on every rank", "by-label": "by label"}
+
+PANELS = {
+    "CIFAR-10, 4 ranks, a part of the data each": ("cifar", 4, 128),
+    "Reuters, 4 ranks, 16 units, a part each": ("reuters", 4, 16),
+    "Reuters, 8 ranks, 4 units, all data": ("reuters-alike", 8, 4),
+}
+"""The picture: a panel for a task, a number of ranks and a width a rank."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +324,15 @@ def main() -> None:
             )
             store_cells(f"plateau-{name}", files, options.results)
             reporting.report(f"plateau-{name}", f"Long runs: {title}", found, notes, folder=options.results)
+    if options.report and not options.task:
+        panels = {title: curves(campaign, TASKS[name], *of_rank) for title, (name, *of_rank) in PANELS.items()}
+        draw_curves(panels, options.results / "plateau.svg")
+
+
+def curves(campaign: Campaign, task: Task, ranks: int, width: int) -> dict[str, list[dict]]:
+    """Return the records of a panel by method."""
+    rows = [row for row in rows_of(task) if (row.ranks, row.width) == (ranks, width)]
+    return {row.method: found for row in rows if (found := campaign.records(row))}
 
 
 def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) -> None:
