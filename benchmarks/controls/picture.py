@@ -25,7 +25,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Mapping]]], path: Pat
                 style, filled = _look(method.lower().replace("sparseloco", "sparse-loco").replace(" ", "-"))
                 line = next((line for word, line in LINES.items() if word in method), "-")
                 axis.plot(steps, scores, line, color=style.colour, marker=style.marker, mfc=filled, label=method)
-                if "blocks" in records[0]["ends"]:
+                if "never" in method:
                     side = mean(record["ends"]["blocks"]["validation"] for record in records)
                     axis.plot(steps[-1], side, "*", color=style.colour, markersize=11, label=f"{method}, side by side")
             axis.legend(loc="lower right")

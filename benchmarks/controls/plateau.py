@@ -16,6 +16,7 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -38,10 +39,11 @@ from istmpi.training.loop import Training
 FACTOR = 3.0
 """The quotient of neighbouring learning rates."""
 EVALUATIONS = 10
+NEVER = "ist, never redealt"
 METHODS: Mapping[str, Mapping[str, object]] = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
-    "ist, never redealt": {"method.name": "ist", "method.redeal": 0.0},
+    NEVER: {"method.name": "ist", "method.redeal": 0.0},
     "narrow, local SGD": {"method.name": "local-sgd"},
     "narrow, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, local SGD": {"method.name": "local-sgd"},
@@ -118,9 +120,6 @@ class Row:
         """The rounds in which a rank makes the row's steps; one of FedAvg is a pass of half of the ranks."""
         of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
         return max(round(self.steps / of_round.get(self.method, self.task.local_steps)), 1)
-
-    def cell(self, rate: float, seed: int) -> Cell:
-        return Cell(self, rate, seed)
 
 
 @dataclass(frozen=True)
@@ -205,15 +204,13 @@ class Campaign:
     def __init__(self, folder: Path, seeds: int):
         self._folder, self._record, self._seeds = folder, record_in(folder), seeds
 
-    def score(self, row: Row, rate: float) -> float | None:
-        """Return a rate's score on the held-out examples; None where it was not tried."""
-        found = self._record(row.cell(rate, 0))
-        return found and max(end["validation"] for end in found["ends"].values())
-
     def tried(self, row: Row) -> dict[int, float]:
-        """Return the scores of the rates that were tried, by their place on the grid: 0 is the first one."""
-        scores = {place: self.score(row, rate_at(row, place)) for place in range(-6, 7)}
-        return {place: score for place, score in scores.items() if score is not None}
+        """Return the held-out scores of the rates that were tried, by their place on the grid: 0 is the first one."""
+        return {
+            place: max(end["validation"] for end in record["ends"].values())
+            for place in range(-6, 7)
+            if (record := self._record(Cell(row, rate_at(row, place), 0)))
+        }
 
     def next_rates(self, row: Row) -> list[float]:
         """Return the rates to try next; none once the best one has a neighbour on both sides."""
@@ -225,12 +222,12 @@ class Campaign:
     def cells(self, row: Row) -> list[Cell]:
         """Return the cells of the best rate, of one seed until that rate is inside its grid."""
         scores, seeds = self.tried(row), 1 if self.next_rates(row) else self._seeds
-        return [row.cell(rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
+        return [Cell(row, rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
 
     def todo(self, rows: Sequence[Row]) -> Iterator[Cell]:
         """Yield the cells that can be run now: rates first, then seeds."""
         for row in rows:
-            yield from (row.cell(rate, 0) for rate in self.next_rates(row)[:1])
+            yield from (Cell(row, rate, 0) for rate in self.next_rates(row)[:1])
         for row in rows:
             yield from (cell for cell in self.cells(row) if not self._record(cell))
 
@@ -243,6 +240,8 @@ class Campaign:
         found = self.records(row)
         trained, beside = memory(self.cells(row)[0], self._folder) if found else (0, 0)
         for form in found[0]["ends"] if found else ():
+            if form == "blocks" and row.method != NEVER:
+                continue
             scores = [record["ends"][form]["test"] for record in found]
             yield {
                 "P": row.ranks,
@@ -260,7 +259,6 @@ class Campaign:
 
 
 def rate_at(row: Row, place: int) -> float:
-    """Return the learning rate at a place of the grid."""
     return float(f"{row.task.rate * FACTOR**place:.2g}")
 
 
@@ -299,28 +297,29 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
-    for name in options.task or TASKS:
-        task = TASKS[name]
+    for name, task in ((name, TASKS[name]) for name in options.task or TASKS):
         restore_cells(f"plateau-{name}", options.cells, options.results)
         campaign = Campaign(options.cells, options.seeds)
         if not options.report:
             chosen = [row for row in rows_of(task, options.steps) if row.ranks in (options.ranks or task.ranks)]
             chosen = [row for row in chosen if not options.width or row.width in options.width]
-            only = tuple(options.only or ("",))
-            run(campaign, [row for row in chosen if row.method.startswith(only)], options)
-        files = [*options.cells.glob(f"{name}-P*.json")]
+            chosen = [row for row in chosen if row.method.startswith(tuple(options.only or ("",)))]
+            prepare(task, options.raw, options.cells)
+            todo = partial(campaign.todo, chosen)
+            run_cells(todo, simulated, options.cells, options.minutes, options.processes)
+        if files := [*options.cells.glob(f"{name}-P*.json")]:
+            prepare(task, options.raw, options.cells)
         lengths = sorted({int(file.stem.partition("-lr")[0].rpartition("-n")[2]) for file in files})
         rows = [row for steps in lengths for row in rows_of(task, steps)]
         if found := [line for row in rows for line in campaign.lines(row)]:
             title = f"{task.title}, data {SAID[task.placement]}"
             notes = (
-                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, "
-                f"a cosine of the learning rate. Rates: the best of neighbours 3 times apart "
-                "on a tenth of the training examples, with a worse one on both sides, unless the rate is on the edge. "
-                "+-: half of the 95% interval of the mean over seeds. MB sent: by all ranks, evaluations left out. MB "
-                "trained: a rank's weights, gradients and optimizer, as planned; beside: its part of the averages, "
-                "copies and errors that it feeds back. Never redealt, side by side, is an ensemble of P narrow "
-                "networks. One rank has all data, and makes as many steps as each of several."
+                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, a cosine of the learning rate. "
+                "Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse one on "
+                "both sides, unless the rate is on the edge. +-: half of the 95% interval of the mean over seeds. MB "
+                "sent: by all ranks, evaluations left out. MB trained: a rank's weights, gradients and optimizer, as "
+                "planned; beside: averages, copies and fed-back errors. Never redealt, side by side, is an ensemble of "
+                "P narrow networks. One rank has all data, and makes as many steps as each of several."
             )
             store_cells(f"plateau-{name}", files, options.results)
             reporting.report(f"plateau-{name}", f"Long runs: {title}", found, notes, folder=options.results)
@@ -333,13 +332,6 @@ def curves(campaign: Campaign, task: Task, ranks: int, width: int) -> dict[str, 
     """Return the records of a panel by method."""
     rows = [row for row in rows_of(task) if (row.ranks, row.width) == (ranks, width)]
     return {row.method: found for row in rows if (found := campaign.records(row))}
-
-
-def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Run the cells that are not there, some at a time, until none is left or time is up."""
-    if rows:
-        prepare(rows[0].task, options.raw, options.cells)
-    run_cells(lambda: campaign.todo(rows), simulated, options.cells, options.minutes, options.processes)
 
 
 if __name__ == "__main__":
