@@ -314,7 +314,7 @@ def main() -> None:
         if found := [line for row in rows for line in campaign.lines(row)]:
             title = f"{task.title}, data {SAID[task.placement]}"
             notes = (
-                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, a cosine of the learning rate. "
+                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, a cosine of learning rates. "
                 "Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse one on "
                 "both sides, unless the rate is on the edge. +-: half of the 95% interval of the mean over seeds. MB "
                 "sent: by all ranks, evaluations left out. MB trained: a rank's weights, gradients and optimizer, as "
