@@ -101,7 +101,7 @@ def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
 def _nearest(path: Path) -> str:
     if not path.parent.is_dir():
         return f": the folder {path.parent} does not exist. Check the path."
-    near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    near = difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.75)
     if near:
         return f"; did you mean {path.with_name(near[0])}?"
     return ". Make it with `istmpi prepare`, or use the built-in digits."

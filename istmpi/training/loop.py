@@ -111,7 +111,8 @@ class Training(Prepared):
     @property
     def position(self) -> str:
         """Say how far training got."""
-        return f"after {self.rounds_done} of {self.run.train.rounds} rounds"
+        done, rounds = self.rounds_done, self.run.train.rounds
+        return f"after {done}{f' of {rounds}' * (done <= rounds)} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
         """Return the full network's score on a split."""

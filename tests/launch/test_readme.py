@@ -10,7 +10,7 @@ from patience import patient
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-WORDS = 820
+WORDS = 700
 
 
 def blocks(language):

@@ -110,10 +110,12 @@ def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name)
     commit(path, *training.state(calibrated=True), "direct", comm)
     assert score.form == "blocks"
     comm.barrier()
-    for ranks in (2,) if name == "blocks of a resnet" else (1, 2, 5):
-        for result in simulate(lambda few: evaluate(path, few), ranks).require():
-            assert (result.score.form, result.score.score) == ("blocks", score.score)
-            assert result.score.loss == pytest.approx(score.loss, rel=1e-6)
+    if comm.rank == 0:
+        for ranks in (2,) if name == "blocks of a resnet" else (1, 2, 5):
+            for result in simulate(lambda few: evaluate(path, few), ranks).require():
+                assert (result.score.form, result.score.score) == ("blocks", score.score)
+                assert result.score.loss == pytest.approx(score.loss, rel=1e-6)
+    comm.barrier()
 
 
 def test_best_is_whichever_scores_better_on_the_validation_split(comm):

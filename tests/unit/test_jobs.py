@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from istmpi.cli.main import istmpi
 
 ROOT = Path(__file__).parents[2]
+CONVNET = f"{ROOT}/examples/convnet.py:ConvNet"
 
 
 def job(*arguments):
@@ -142,14 +143,10 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--", "--model", f"{__file__}:Net", "--data", "no.h5"), "data no.h5 does not exist."),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere does not exist."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units, but the run has 4 ranks"),
-        (
-            ("slurm", "digits", "--nodes", 4, "--gpus", 4, "--", "--hidden", "8"),
-            "hidden1 has 8 units, but the run has 16 ranks",
-        ),
-        (
-            ("slurm", "digits", "--", "--finish", "loca-sgd:10%"),
-            "method.finish = 'loca-sgd' is not known; did you mean local-sgd?",
-        ),
+        (("slurm", "digits", "--nodes", 4, "--gpus", 4, "--", "--hidden", "8"), "has 8 units, but the run has 16 rank"),
+        (("folder", "--ranks", 99, "--", "digits", "--model", CONVNET), "channels1 has 32 units, but the run has 99"),
+        (("folder", "--", "digits", "--model", f"{CONVNET}s"), "has no class ConvNets; did you mean ConvNet"),
+        (("slurm", "digits", "--", "--finish", "loca-sgd:10%"), "method.finish = 'loca-sgd' is not known; did you"),
         (("slurm", "digits", "--", "--finish", "local-sgd"), "must be a method and its share of the rounds"),
         (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
         (

@@ -119,7 +119,7 @@ for _name in ("slurm", "pbs", "lsf"):
 
 
 def _limits(text: str) -> dict[str, Any]:
-    """Return a time limit in the forms of all schedulers; ConfigError where they could not read it alike."""
+    """Return a time limit in the forms of all schedulers."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
     if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
         raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00.")
@@ -179,21 +179,23 @@ def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | Non
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
     """Check a run as istmpi train would on P ranks and print its folder: istmpi job folder -- RUN [options].
 
-    Job scripts call this before they start anything.
+    Job scripts call this first.
     """
     from istmpi.record import home
 
-    run = check(arguments, ranks)
+    run = check(arguments, ranks, runs_code=True)
     click.echo(home(run.output.folder, run.name))
 
 
 def job_name(run: str) -> str:
-    """A name for schedulers and clouds, from a run's: letters, digits and hyphens, at most 40."""
+    """Return a name for schedulers and clouds: at most 40 letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
 
 
-def check(arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf")) -> Run:
-    """The run of a command line of istmpi train or compare; refused if so many ranks could not train it."""
+def check(
+    arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
+) -> Run:
+    """Return the run of a command line; refuse it if these ranks could not train it."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs
@@ -206,8 +208,8 @@ def check(arguments: Sequence[str], ranks: int, verb: str = "train", minutes: fl
     if minutes <= (stop := 5 if stop is None else stop):  # five in the templates
         raise ConfigError(f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}.")
     run = resolve(given.pop("run"), given.pop("assignments"), given)
-    if is_own(run.model.name):
-        return run.with_implied()  # what it deals out is found where it trains
+    if is_own(run.model.name) and not runs_code:
+        return run.with_implied()
     planned = described(run, None)
     methods = given["methods"].split(",") if verb == "compare" else [planned.run.method.name]
     for name in methods:
