@@ -26,7 +26,7 @@ _PLACES = {
     "open_loggers": "loggers",
     "read_curves": "report.curves",
     "run_training": "training.run",
-    "with_loss": "models.inner_loss",
+    "with_loss": "models.moe",
     "world": "comm",
 }
 """The module of each public name, imported when the name is: help and plans must wait for neither torch nor MPI."""

@@ -3,11 +3,11 @@
 from typing import Any
 
 NETWORKS = {
-    "gat": "istmpi.models.gat:GAT",
-    "gcn": "istmpi.models.gcn:GCN",
+    "gat": "istmpi.models.graphs:GAT",
+    "gcn": "istmpi.models.graphs:GCN",
     "moe": "istmpi.models.moe:MoE",
     "resnet": "istmpi.models.resnet:ResNet",
-    "sage": "istmpi.models.sage:SAGE",
+    "sage": "istmpi.models.graphs:SAGE",
     "transformer": "istmpi.models.transformer:Transformer",
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",

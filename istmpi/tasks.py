@@ -157,7 +157,7 @@ class NextToken(Task):
 class MultiLabel(Task):
     """Rows with any number of labels (`istmpi.multilabel`), as `istmpi.data.batch.Labels`; the score is precision at 1.
 
-    ``outputs`` may also be an object that computes its losses itself, as `istmpi.models.label_blocks.Deferred`.
+    ``outputs`` may also be an object that computes its losses itself, as `istmpi.models.linear.Deferred`.
     """
 
     score = "P@1"

@@ -93,7 +93,7 @@ class Header:
     """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
 
     frozen: float = 0.0
-    """The digest of frozen parameters (`istmpi.models.architecture.Architecture.frozen_digest`)."""
+    """The digest of frozen parameters (`istmpi.models.user.UserNetwork.frozen_digest`)."""
 
     @property
     def full_scale(self) -> dict[str, float]:

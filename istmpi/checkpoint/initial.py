@@ -58,7 +58,7 @@ class _OfIstmpi(_File):
 
     def factor(self, name: str) -> float:
         network = self._checkpoint.architecture
-        return network.weight_factor(name, network.lengths, self._checkpoint.header.full_scale)
+        return network.weight_factor(name, self._checkpoint.header.full_scale)
 
 
 class _Safetensors(_File):
@@ -164,7 +164,7 @@ def begin_with(
                 continue
             rows = store.owners.rows(length, store.rank)
             values = file.rows(there, rows.start, rows.stop)
-            ratio = file.factor(there) / network.weight_factor(name, network.lengths, store.full_scale)
+            ratio = file.factor(there) / network.weight_factor(name, store.full_scale)
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
     if odd := store.not_finite():
         dtype = next(iter(store.parameters.values())).dtype
@@ -174,7 +174,7 @@ def begin_with(
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
     """Bring a store's rows of these parameters to the values that the constructor makes; each rank makes them all."""
-    values = network.constructed(seed) if names else {}
+    values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
         store.tensors[name].copy_(values[name][rows.start : rows.stop])

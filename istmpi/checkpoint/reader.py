@@ -35,9 +35,9 @@ from istmpi.hdf5 import (
 )
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.table import Table
 from istmpi.models.tables import has_table
-from istmpi.models.user import user_network
 from istmpi.tasks import TASKS
 
 MOMENTS = ("mean", "std")

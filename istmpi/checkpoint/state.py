@@ -56,7 +56,7 @@ def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
     for name, tensor in checkpoint.frozen.items():
         if name in network.frozen and network.frozen[name].shape == tensor.shape:
             network.give(name, torch.from_numpy(tensor.rows()))
-    if (there := checkpoint.header.frozen) and not isclose(there, network.frozen_digest, rel_tol=1e-4):
+    if (there := checkpoint.header.frozen) and not isclose(there, network.code.frozen_digest, rel_tol=1e-4):
         raise ConfigError(
             f"{checkpoint.path}: the frozen weights of {network.name} differ from that run's. Make its "
             "constructor create the same weights, for example from the same file."

@@ -43,7 +43,7 @@ def begin_with_function(
         parameter, target = store.parameters[name], store.tensors[name]
         if values is None:
             values = target.new_empty(part_shape(on_root, parameter, store.rank))
-        factor = network.weight_factor(name, network.lengths, store.full_scale)
+        factor = network.weight_factor(name, store.full_scale)
         values = (values if factor == 1 else values.double() / factor).to("cpu", target.dtype).contiguous()
         transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
         transfer.run({name: values}, store.tensors, communicator)

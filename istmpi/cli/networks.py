@@ -12,8 +12,8 @@ from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.models.tables import Facts, has_table, table_of
-from istmpi.models.user import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:

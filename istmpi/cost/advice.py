@@ -69,7 +69,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]
     for method in filter(scenario.can, names):
-        choices = [_with_local_steps(scenario, method, ranks) for ranks in counts if _dealt(scenario, method, ranks)]
+        choices = [_with_local_steps(scenario, method, ranks) for ranks in counts if scenario.allows(method, ranks)]
         if sensible := [choice for choice in choices if choice.sensible]:
             best[method] = choice = min(sensible, key=lambda choice: choice.seconds)
             if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
@@ -98,18 +98,10 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     )
 
 
-def _dealt(scenario: Scenario, method: str, ranks: int) -> bool:
-    return ranks <= (scenario.most_ranks(method) or ranks)
-
-
-def _at_least(local_steps: int, method: str) -> int:
-    return max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))
-
-
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     """The fewest local steps with which transfers are a small part of the time."""
     every = (1,) if counted(method).synchronous else LOCAL_STEPS
-    for local_steps in (steps for steps in every if steps == _at_least(steps, method)):
+    for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
         time = round_time(choice.cost, scenario.cluster)
         if time.transfer <= TRANSFER_SHARE * time.total:
@@ -134,11 +126,11 @@ def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, C
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()
-        if scenario.can(name) and not spec.in_passes and (name in best or _dealt(scenario, name, ranks))
+        if scenario.can(name) and not spec.in_passes and (name in best or scenario.allows(name, ranks))
     ]
     rows = []
     for title, method, variant in [*methods, *_variants(scenario, ranks)]:
-        choice = best.get(title) or Choice(variant, method, ranks, _at_least(local_steps, method))
+        choice = best.get(title) or Choice(variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1)))
         link = _bits(link_rate(choice.cost, scenario.cluster))
         steps = "-" if counted(method).synchronous else str(choice.local_steps)
         rows.append((title, str(choice.ranks), steps, in_seconds(choice.seconds), link))

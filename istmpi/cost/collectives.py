@@ -149,18 +149,16 @@ def _all_gather(held: Holdings) -> Load:
     return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
 
 
-def _reduced(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    return leg_bytes(Leg("mean", parameters, wire=Wire(wire, 0)), owners.ranks, owners.lengths)
+def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarray]:
+    """The bytes that each rank sends in a leg between owners and ranks that have everything, or in a mean."""
 
+    def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
+        everyone = Replicated(owners.lengths, owners.ranks)
+        ends = {"pull": (owners, everyone), "push": (everyone, owners), "mean": ()}[name]
+        leg = Leg(name, parameters, *ends, wire=Wire(wire, 0) if name == "mean" else None)
+        return leg_bytes(leg, owners.ranks, owners.lengths)
 
-def _averaged(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    everyone = Replicated(owners.lengths, owners.ranks)
-    return leg_bytes(Leg("push", parameters, everyone, owners), owners.ranks, owners.lengths)
-
-
-def _spread(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-    everyone = Replicated(owners.lengths, owners.ranks)
-    return leg_bytes(Leg("pull", parameters, owners, everyone), owners.ranks, owners.lengths)
+    return sent
 
 
 def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
@@ -222,16 +220,16 @@ def _largest(run: Run) -> Collective:
     return Collective(load, sent)
 
 
-PULL = Collective(_pull, _spread)
+PULL = Collective(_pull, _leg("pull"))
 HOP = Collective(_hop)
 
 COLLECTIVES: dict[str, Callable[[Run], Collective]] = {
     "pull": lambda run: PULL,
-    "push": lambda run: Collective(_push, _averaged),
+    "push": lambda run: Collective(_push, _leg("push")),
     "hop": lambda run: HOP,
     "server": lambda run: Collective(_server),
     "share": lambda run: Collective(partial(_share, run)),
-    "all-reduce": lambda run: Collective(_ring, _reduced),
+    "all-reduce": lambda run: Collective(_ring, _leg("mean")),
     "all-gather": lambda run: Collective(_all_gather, _gathered),
     "fragments": _fragments,
     "largest": _largest,

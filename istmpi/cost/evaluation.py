@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import phase_costs
 from istmpi.cost.holdings import Number
-from istmpi.cost.whole_graph import whole_graph_bytes
+from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
 
@@ -34,7 +34,6 @@ PART = 8 * (2 + 2 * TOP)
 class Weights:
     names: tuple[str, ...]
     nbytes: int
-    gathered: int
     sharded: int
     """Bytes where they are sharded; an upper bound for tables."""
 
@@ -45,7 +44,6 @@ class EvaluationPlan:
 
     sharded: frozenset[str]
     gathered_bytes: int
-    room: Number
     sent: int
     """Bytes that all ranks send; with local examples what is gathered."""
     by_units: bool = False
@@ -73,17 +71,16 @@ def windows_together(batch: int, logits: int) -> int:
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     """Bytes that a pass makes at least: its examples, and the widest outputs before and behind a norm."""
-    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
-    batch, code = run.evaluate.batch, getattr(architecture, "code", None)
-    if code is not None and (code.tokens or code.sparse):
+    batch, code = run.evaluate.batch, architecture.code
+    if code.tokens or code.sparse:
         batch = windows_together(batch, code.numbers)
     sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
     examples = max(batch, -(-sampled // ranks))
     in_a_row = sum(operator.lookups for operator in architecture.operators)
-    return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * itemsize
+    return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * architecture.itemsize
 
 
 def evaluation_plan(
@@ -100,43 +97,38 @@ def evaluation_plan(
     """
     parameters = architecture.parameters.items()
     sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
-    if architecture.unitwise and architecture.nodes[1] and ranks > 1 and not local:
+    if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
     if architecture.stages:
         # It stays where it is, as the replay has recorded it; also on one rank.
         sharded = {name for names in architecture.leaves.values() for name in names}
     else:
-        kept = [weights for weights in choices if weights.sharded < weights.gathered and not local]
+        kept = [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes and not local]
         everything = sum(sizes.values())
         if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
             kept = []
         gathered = everything - sum(weights.nbytes for weights in kept)
 
-        def price(one: Weights) -> tuple[Number, str]:
-            return (Fraction(-one.nbytes) if local else Fraction(one.sharded - one.gathered, one.nbytes)), one.names[0]
+        def price(weights: Weights) -> tuple[Number, str]:
+            return -weights.nbytes if local else Fraction(weights.sharded, weights.nbytes), weights.names[0]
 
-        others = sorted((weights for weights in choices if weights not in kept), key=price)
-        for weights in others:
+        for weights in sorted((weights for weights in choices if weights not in kept), key=price):
             if gathered <= room:
                 break
             kept.append(weights)
             gathered -= weights.nbytes
         sharded = {name for weights in kept for name in weights.names}
-    by_name = {name: weights for weights in choices for name in weights.names}
-    whole = {name: nbytes for name, nbytes in sizes.items() if name not in sharded}
-    sent = (ranks - 1) * sum(whole.values())
-    if local:
-        pass
-    elif sharded:
-        sent += sum(weights.sharded for weights in {by_name[name] for name in sharded if name in by_name})
-    else:
+    whole = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
+    sent = (ranks - 1) * whole
+    if sharded and not local:
+        sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
+    elif not local:
         sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
         if not architecture.nodes[1]:  # each rank calibrates on some examples, and sums are added up
-            itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
-            sums = sum(COUNT + 2 * norm.units * itemsize for norm in architecture.batch_norms.values())
-            sent += ranks * (ranks - 1) * sums
-    return EvaluationPlan(frozenset(sharded), sum(whole.values()), room, sent)
+            norms = architecture.batch_norms.values()
+            sent += ranks * (ranks - 1) * sum(COUNT + 2 * norm.units * architecture.itemsize for norm in norms)
+    return EvaluationPlan(frozenset(sharded), whole, sent)
 
 
 def _costs_more_than_it_saves(
@@ -145,16 +137,14 @@ def _costs_more_than_it_saves(
     sharded = {name for weights in kept for name in weights.names}
     on_all = [operator for operator in architecture.operators if operator.parameter not in sharded]
     flops = sum(operator.flops(architecture.lengths, examples)[0] for operator in on_all for examples in passes)
-    saved = sum(weights.gathered - weights.sharded for weights in kept)
+    saved = sum((ranks - 1) * weights.nbytes - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 
 def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
-    nodes, itemsize = architecture.nodes[1], max(parameter.itemsize for parameter in architecture.parameters.values())
-    lengths, made = architecture.lengths, sum(sizes.values())
-    if made + whole_graph_bytes(architecture, 1) <= room:
-        sent = (ranks - 1) * made + ranks * (ranks - 1) * TOTALS
-        return EvaluationPlan(frozenset(), made, room, sent)
+    nodes, everything = architecture.nodes[1], sum(sizes.values())
+    if everything + whole_graph_bytes(architecture, 1) <= room:
+        return EvaluationPlan(frozenset(), everything, (ranks - 1) * (everything + ranks * TOTALS))
     names_of_leaves = [name for names in architecture.leaves.values() for name in names]
     rows_of = {name: architecture.parameters[name].pattern.axes[0] for name in names_of_leaves}
     last = {name for name, axis in rows_of.items() if not axis.names}  # they make the outputs
@@ -162,13 +152,13 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
     whole = sum(size for name, size in sizes.items() if name not in sharded)
     sent = (ranks - 1) * whole
     for path, names in architecture.leaves.items():
-        rows, columns = architecture.parameters[names[0]].pattern.shape(lengths)
+        rows, columns = architecture.parameters[names[0]].pattern.shape(architecture.lengths)
         if path in architecture.sums:
             numbers = nodes * rows * ranks if names[0] in last else nodes * columns
-            sent += (ranks - 1) * numbers * itemsize
+            sent += (ranks - 1) * numbers * architecture.itemsize
     sums = 2 * len(architecture.normalised) * nodes
-    sent += ranks * (ranks - 1) * sums * itemsize
-    return EvaluationPlan(sharded, whole, room, sent, by_units=True)
+    sent += ranks * (ranks - 1) * sums * architecture.itemsize
+    return EvaluationPlan(sharded, whole, sent, by_units=True)
 
 
 def _choices(
@@ -178,14 +168,11 @@ def _choices(
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
         if rows >= ranks or architecture.stages:
-            nbytes = sum(sizes[name] for name in names)
-            head = spread and paths == [architecture.head]
-            sharded = (
-                ranks * (ranks - 1) * sum(passes[1:]) * PART
-                if head
-                else sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
-            )
-            yield Weights(names, nbytes, (ranks - 1) * nbytes, sharded)
+            if spread and paths == [architecture.head]:
+                sharded = ranks * (ranks - 1) * sum(passes[1:]) * PART
+            else:
+                sharded = sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
+            yield Weights(names, sum(sizes[name] for name in names), sharded)
 
 
 def _together(architecture: Architecture) -> list[list[str]]:
@@ -210,5 +197,5 @@ def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int
             outputs = min(outputs, operator.calls * parameter.size(architecture.lengths))
         elif operator.kind == "EmbeddingBag":  # every rank has a contribution to each output
             outputs *= ranks
-        total += (ranks - 1) * outputs * parameter.itemsize
+        total += (ranks - 1) * outputs * architecture.itemsize
     return total

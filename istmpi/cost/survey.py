@@ -48,6 +48,10 @@ class Scenario:
         groups = counted(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
+    def allows(self, method: str, ranks: int) -> bool:
+        """Say whether a method has a unit for each of so many ranks."""
+        return ranks <= (self.most_ranks(method) or ranks)
+
     def narrowest(self, method: str) -> str:
         groups = counted(method).groups(self.run, self.architecture)
         return min(groups, key=self.architecture.lengths.__getitem__)
@@ -56,10 +60,7 @@ class Scenario:
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
     alone = scenario.alone()
     return [
-        _row(scenario, method, count, alone)
-        for method in methods
-        for count in ranks
-        if count <= (scenario.most_ranks(method) or count)
+        _row(scenario, method, count, alone) for method in methods for count in ranks if scenario.allows(method, count)
     ]
 
 

@@ -3,9 +3,15 @@
 from collections import Counter
 
 from istmpi.models.architecture import Architecture
+from istmpi.models.table import AGGREGATION
 
 GATHERED = 2**24
 """Numbers of nodes that are gathered at a time, where units are spread over ranks."""
+
+
+def unitwise(architecture: Architecture) -> bool:
+    """Return True for a network of a graph that `istmpi.evaluation.spread_units` knows all of."""
+    return any(operator.kind == AGGREGATION for operator in architecture.operators)
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
@@ -15,12 +21,11 @@ def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
     nodes = architecture.nodes[1]
     if not nodes:
         return 0
-    itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     products = [operator.parameter for operator in architecture.operators if operator.parameter]
     made = Counter(architecture.parameters[name].pattern.axes[0] for name in products)
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     gathered = 2 * min(GATHERED, nodes * widest) * (ranks > 1)
     copies = 1 + max(made.values())
-    if not architecture.unitwise:
-        return itemsize * nodes * copies * widest
-    return itemsize * (-(-nodes * copies * widest // ranks) + gathered)
+    if not unitwise(architecture):
+        return architecture.itemsize * nodes * copies * widest
+    return architecture.itemsize * (-(-nodes * copies * widest // ranks) + gathered)

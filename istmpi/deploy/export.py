@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,25 +157,21 @@ def _safetensors(content: Content, name: str) -> Parts:
                 f"{content.checkpoint.path}: {key} is of {values.dtype}, which safetensors does not support. "
                 "Use --to npz or torch."
             )
-    return {name: partial(_write_safetensors, content.state.tensors, content.metadata(of_state=True))}
-
-
-def _size(tensors: Mapping[str, Values]) -> int:
-    return sum(values.nbytes for values in tensors.values())
-
-
-def _write_safetensors(tensors: Mapping[str, Values], metadata: Mapping[str, str], file: BinaryIO) -> None:
-    header: dict[str, object] = {"__metadata__": metadata}
+    header: dict[str, object] = {"__metadata__": content.metadata(of_state=True)}
     end = 0
-    for key, values in tensors.items():
+    for key, values in content.state.tensors.items():
         start, end = end, end + values.nbytes
         header[key] = {"dtype": _SAFETENSORS[values.dtype], "shape": values.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for values in tensors.values():
-        for chunk in values.chunks():
-            file.write(chunk)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in content.state.tensors.values():
+            for chunk in values.chunks():
+                file.write(chunk)
+
+    return {name: write}
 
 
 def _npz(content: Content, name: str) -> Parts:
@@ -212,7 +207,7 @@ def _torch(content: Content, name: str) -> Parts:
 
 
 def _onnx(content: Content, name: str) -> Parts:
-    size, path = _size(content.state.tensors), content.checkpoint.path
+    path, size = content.checkpoint.path, sum(values.nbytes for values in content.state.tensors.values())
     if size > ONNX_LIMIT:
         raise ConfigError(
             f"{path}: {size / 2**30:.1f} GiB of weights exceed the 2 GiB of an ONNX file. Use --to safetensors."

@@ -18,7 +18,7 @@ from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
-from istmpi.names import SHIPPED, is_own
+from istmpi.names import SHIPPED, class_of, is_own
 from istmpi.tasks import OWN
 
 
@@ -40,7 +40,7 @@ def runnable(
             f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
             "code: --model FILE.py:Class."
         )
-    from istmpi.models.user import user_network
+    from istmpi.models.arguments import user_network
 
     data = header.data
     unknown = data.task == OWN and example is None
@@ -69,7 +69,8 @@ def deal_of(header: Header, architecture: Architecture) -> Partition:
 
 def changed_source(network: Architecture) -> str:
     """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
-    if network.has_its_source:
+    source, code = network.table.source, network.code
+    if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
         return ""
     return f"the source of {network.name} has changed since training; its parameters have not"
 
@@ -96,7 +97,6 @@ def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, m
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     """Refuse data of another kind than the network was trained on."""
     trained = checkpoint.header.data
-    wrong = ""
     if not same_form(data.shape, trained.shape):
         shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))
         wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
@@ -122,8 +122,7 @@ def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
         ("feature", normalisation and normalisation.offset, data.offset),
         ("output", checkpoint.target_offset, data.target_offset),
     ):
-        if trained is not None:
-            rounded = np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
-            if len(rounded):
-                return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
+        rounded = () if trained is None else np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+        if len(rounded):
+            return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
     return ""

@@ -82,7 +82,7 @@ class State:
     problem: str = ""
     """The reason why the class cannot load this state; empty where it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
-    """Factors of sums that go with the state (`istmpi.models.architecture.scale_sums`)."""
+    """Factors of sums that go with the state (`istmpi.models.scaling.multiply_sums`)."""
     module: nn.Module | None = None
     """The network itself, where it is none that a plain class makes."""
 
@@ -104,10 +104,11 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     built = network.without_values({})
     for stage in network.stages:
         for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
-            factor = 1.0 if place else network.factor(f"{stage}.{key}", network.lengths, checkpoint.header.full_scale)
+            names = {kind: f"{stage}.{key}.{kind}" for kind in module.state_dict()}
+            scale = checkpoint.header.full_scale
             tensors = {
-                kind: Values(checkpoint.tensors[f"{stage}.{key}.{kind}"], factor if kind == "weight" else 1.0)
-                for kind in module.state_dict()
+                kind: Values(checkpoint.tensors[name], network.weight_factor(name, scale))
+                for kind, name in names.items()
             }
             if isinstance(module, BatchNorm):
                 tensors |= _running(moments[stage])
@@ -151,14 +152,13 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    at = network.lengths, scale
     layers, ties, path_of, copies = [], {}, {}, {}
     for path, layer in module.named_modules(remove_duplicate=False):
         first_path = path_of.setdefault(id(layer), path)
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, here = name_of[id(parameter)], _name(path, key)
-            factor = network.weight_factor(name if name in network.table.folded else _name(first_path, key), *at)
+            factor = network.weight_factor(name if name in network.table.folded else _name(first_path, key), scale)
             first = copies.setdefault(name, {}).setdefault(factor, here)
             if first != here:
                 ties[here] = first
@@ -173,7 +173,7 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
         elif tensors or buffers:
             layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
     untied = tuple(name for names in copies.values() for name in [*names.values()][1:])
-    problem, calls = "", network.scaled_calls(*at)
+    problem, calls = "", network.scaled_calls(scale)
     if calls:
         where = next(iter(calls))
         problem = f"{where[1]} in {where[0] or 'its forward'} has a factor in the full network that no weight can hold"

@@ -10,6 +10,7 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
+from istmpi.data.batch import Batch
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import examples_of, resized
 from istmpi.data.moments import less
@@ -20,14 +21,11 @@ from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import calibration_rows, sampled_of
 from istmpi.exits import outputs_of
-from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
-from istmpi.models.norms import calibrate, moments_of
+from istmpi.models.norms import calibrate
 from istmpi.trees import call
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from istmpi.exits import Outputs
 
 
@@ -51,20 +49,25 @@ class CalibratedNetwork:
             self.module = blocks.with_values(architecture, deal_of(header, architecture), store.tensors)
             norms = self.module.layers
         else:
-            self.module = with_values(architecture, store)
+            self.module = architecture.without_values(store.full_scale).eval()
+            for name, parameter in prepare(self.module, elsewhere=()).items():
+                parameter.data = store.tensors[name]
             norms = architecture.batch_norm_layers(self.module)
         # The file may be closed by the time that examples come.
         self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
-        self._dtype = getattr(torch, checkpoint.header.run.model.dtype)
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         if calibrate_on is None:
             for name, moments in stored_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
-            inputs = calibration_inputs(checkpoint, calibrate_on, architecture.example_shape)
-            calibrate(self.module, norms, inputs, moments_of)
+            data = resized(fitting_data(checkpoint, calibrate_on), header.side)
+            rows = calibration_rows(
+                header.run, len(data.train), sampled_of(header.run, checkpoint.architecture, data, header.ranks)
+            )
+            batch = data.reshaped(architecture.example_shape).train.batch(rows)
+            calibrate(self.module, norms, batch.to("cpu", self._architecture.dtype).inputs)
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -73,15 +76,14 @@ class CalibratedNetwork:
         Numbers that are predicted have the units of the data, a classifier's logits are divided by its temperature. A
         network with several exits gives the outputs of the last one.
         """
-        return self._rescaled(outputs_of(self._run(x))[-1].numpy())
+        return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in outputs_of(returned):
-            if not outputs.isfinite().all():
-                odd = outputs[~outputs.isfinite()][0].item()
+            if len(odd := outputs[~outputs.isfinite()]):
                 raise DataError(
-                    f"{self._path}: the outputs of its network are not finite ({odd}). Give another "
-                    f"network, or other examples."
+                    f"{self._path}: the outputs of its network are not finite ({odd[0].item()}). Give another "
+                    "network, or other examples."
                 )
 
     def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
@@ -91,22 +93,19 @@ class CalibratedNetwork:
         factor, shift = (values.astype(dtype) for values in self._rescaling)
         return outputs * factor + shift
 
-    @torch.no_grad()
     def of_rows(self, rows: Ragged) -> torch.Tensor:
         none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
-        batch = SparseSplit(rows, none).batch(np.arange(len(rows)))
-        return outputs_of(call(self.module, batch.to("cpu", self._dtype).inputs))[-1]
+        return outputs_of(self.outputs(SparseSplit(rows, none).batch(np.arange(len(rows)))))[-1]
 
-    @torch.no_grad()
     def of_graph(self, split: GraphSplit) -> np.ndarray:
-        batch = split.batch(np.arange(1)).to("cpu", self._dtype)
-        return outputs_of(call(self.module, batch.inputs))[-1].numpy()
+        return outputs_of(self.outputs(split.batch(np.arange(1))))[-1].numpy()
 
     @torch.no_grad()
-    def _run(self, x: np.ndarray) -> Outputs:
-        return self.module(*self._inputs(x))
+    def outputs(self, batch: Batch) -> Outputs:
+        """The outputs of the network itself."""
+        return call(self.module, batch.to("cpu", self._architecture.dtype).inputs)
 
-    def _inputs(self, x: np.ndarray) -> tuple[torch.Tensor, ...]:
+    def batch(self, x: np.ndarray) -> Batch:
         data, normalisation = self._header.data, self._normalisation
         if x.ndim != 2 or x.shape[1] != prod(data.shape):
             raise DataError(
@@ -115,24 +114,7 @@ class CalibratedNetwork:
         if normalisation and normalisation.offset is not None:
             x = less(x, normalisation.offset)
         examples = examples_of(data.kind, data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
-        batch = examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
-        return batch.to("cpu", self._dtype).inputs
-
-
-def with_values(architecture: Architecture, store: ParameterStore) -> nn.Module:
-    network = architecture.without_values(store.full_scale).eval()
-    for name, parameter in prepare(network, elsewhere=()).items():
-        parameter.data = store.tensors[name]
-    return network
-
-
-def calibration_inputs(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """The inputs, examples of a shape, of those training examples of some data that training would calibrate on."""
-    run, header = checkpoint.header.run, checkpoint.header
-    data = fitting_data(checkpoint, source)
-    train = resized(data, header.side).reshaped(shape).train
-    sampled = sampled_of(run, checkpoint.architecture, data, header.ranks)
-    return train.batch(calibration_rows(run, len(train), sampled)).to("cpu", getattr(torch, run.model.dtype)).inputs
+        return examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

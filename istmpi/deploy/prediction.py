@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,9 +66,8 @@ def lines(
     if named and classes is None:
         keys = tuple(map(printable, named))
         names = [f"output_{name}" if name == example else name for name in keys]
-    classes_there = [[printable(its)] for its in true] if classes and true else None
-    header, first = [example, *answer, *["true_class"] * bool(classes_there), *names], True
-    rest = iter(classes_there) if classes_there else repeat([])
+    rest = ([printable(its)] for its in true) if classes and true else repeat([])
+    header, first = [example, *answer, *["true_class"] * bool(classes and true), *names], True
     for examples, values in predictions:
         answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
@@ -163,13 +162,11 @@ def ranked_lines(
             values, labels_of = ranked_first(logits, top)
             odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp() if loss == "softmax" else values.sigmoid()
             answers = [
-                (its, [float(str(odd)) for odd in scores]) for its, scores in zip(labels_of.tolist(), odds.numpy())
+                (at, its, [float(str(odd)) for odd in scores])
+                for at, (its, scores) in enumerate(zip(labels_of.tolist(), odds.numpy()), number)
             ]
             if form == "csv":
-                yield _csv(
-                    [at, *(value for pair in zip(*each) for value in pair)] for at, each in enumerate(answers, number)
-                )
+                yield _csv([at, *chain.from_iterable(zip(its, scores))] for at, its, scores in answers)
             else:
-                made = (dict(zip(("row", "labels", "scores"), (at, *each))) for at, each in enumerate(answers, number))
-                yield "".join(json.dumps(row) + "\n" for row in made)
+                yield "".join(json.dumps(dict(zip(("row", "labels", "scores"), row))) + "\n" for row in answers)
             number += len(answers)

@@ -20,7 +20,8 @@ from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
-from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.models.architecture import Architecture
+from istmpi.models.scaling import multiply_sums
 from istmpi.optional import optional
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ class Normalising(nn.Module):
 
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
     """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
-    tensors = whole_state(state)
+    tensors, code, name = whole_state(state), network.code, network.name
     if state.module or not network.stages:
-        code = network.code
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
             raise ConfigError(
@@ -69,21 +69,15 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
             )
         plain, normalisation = state.module or _own_module(network, tensors, state), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
-        module = Normalising(plain, network.example_shape, *around).to(next(plain.parameters()).dtype)
-        name, x = network.name, code.examples(EXAMPLES, next(plain.parameters()).dtype)[0]
+        module = Normalising(plain, network.example_shape, *around).to(network.dtype)
     else:
         with torch.device("meta"):
             module = nn.Sequential(
                 OrderedDict((layer.name, getattr(nn, layer.kind)(**layer.settings)) for layer in state.layers)
             )
         module.load_state_dict(tensors, assign=True)
-        first = state.layers[0].settings
-        x = torch.randn(
-            EXAMPLES,
-            first.get("num_features") or first["in_features"],
-            generator=torch.Generator().manual_seed(0),
-        )
-        name, x = str(checkpoint.path), x.to(next(module.parameters()).dtype)
+        name = str(checkpoint.path)
+    x = code.examples(EXAMPLES, network.dtype)[0]
     return _traced(module.eval().requires_grad_(False), x, name)
 
 
@@ -107,7 +101,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
     if state.calls:
-        scale_sums(module, lambda: (state.calls, {}))
+        multiply_sums(module, lambda: (state.calls, {}))
     return module
 
 

@@ -46,11 +46,11 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
         with limit(rank, "starting MPI", 2 * patience):
             comm.start()
         if silent := comm.handshake(patience):
-            return _report([network.ring(silent)], ranks, []), False
+            return Report([network.ring(silent)], ranks, [], machine()), False
         with limit(rank, "meeting the other ranks", 2 * patience):
             communicator = comm.world()
     except LaunchError as error:
-        return (_report([red("launcher", str(error))], 1, []) if rank == 0 else None), True
+        return (Report([red("launcher", str(error))], 1, [], machine()) if rank == 0 else None), True
     checks = {
         "querying the MPI library": lambda: mpi.library(communicator),
         "comparing hosts and cores": lambda: mpi.cores(communicator),
@@ -62,12 +62,8 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     for doing, check in checks.items():
         with limit(rank, doing, 6 * patience):
             findings += check()
-    hosts = communicator.hosts()
-    return (_report(findings, communicator.size, hosts) if communicator.rank == 0 else None), True
-
-
-def _report(findings: list[Finding], ranks: int, hosts: list[str]) -> Report:
-    return Report(findings, ranks, hosts, machine())
+    size, hosts = communicator.size, communicator.hosts()
+    return (Report(findings, size, hosts, machine()) if communicator.rank == 0 else None), True
 
 
 def machine() -> dict[str, Any]:

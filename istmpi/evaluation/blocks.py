@@ -22,7 +22,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import prepare
-from istmpi.models.norms import Calibrated, Moments, calibrate, moments_of
+from istmpi.models.norms import Calibrated, Moments, calibrate
 from istmpi.trees import call, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class SharedBlocks:
 
     labels = None
     same_examples = True
-    shares_examples = False
 
     def __init__(self, architecture: Architecture, store: ParameterStore, communicator: Communicator, deal: Partition):
         self._store, self._communicator, self.deal = store, communicator, deal
@@ -83,7 +82,7 @@ class SharedBlocks:
         layers = self.module.layers
         for layer in layers.values():
             layer.moments = None
-        calibrate(self.module, layers, inputs, moments_of)
+        calibrate(self.module, layers, inputs)
         for moments in self._communicator.allgather({name: layer.moments for name, layer in layers.items()}):
             self.moments |= moments
 
@@ -119,9 +118,8 @@ class SharedBlocks:
             numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
             units = {name: tuple(parts[number] for number in numbers) for name, parts in deal.units.items()}
             layout = replace(deal, units=units, ranks=len(numbers))
-            dtypes = {name: store.tensors[name].dtype for name in parameters}
             tensors = {
-                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=dtypes[name])
+                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=self._architecture.dtype)
                 for name, parameter in parameters.items()
             }
             Transfer(parameters, store.owners, layout, store.rank).run(store.tensors, tensors, self._communicator)

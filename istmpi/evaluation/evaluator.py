@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import log
 from typing import TYPE_CHECKING
@@ -21,10 +22,9 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
-from istmpi.evaluation.fitting import fitted_scale
+from istmpi.evaluation.fitting import fitted_scale, fitted_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
-from istmpi.evaluation.temperature import fitted_temperature
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Parts, Ranking
@@ -73,7 +73,6 @@ class Evaluator:
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.scoring, run.train.multi_label_loss)
         self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
-        self._dtype = getattr(torch, run.model.dtype)
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, of all ranks together."""
@@ -85,7 +84,6 @@ class Evaluator:
             passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
         else:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
-        self._ranking: Ranking | None = None
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
         self.network: FullNetwork | SharedBlocks = FullNetwork(
@@ -154,9 +152,8 @@ class Evaluator:
         loss, examples, *points = self._sum_over(split, rows, shape, totals_of).tolist()
         means = [each / examples for each in points]
         scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
-        bits = None
-        if self._dataset.bytes_per_token:
-            bits = loss / examples / log(2) / self._dataset.bytes_per_token
+        of_token = self._dataset.bytes_per_token
+        bits = loss / examples / log(2) / of_token if of_token else None
         more = self._task.more(self._dataset.outputs, *means[-numbers:])
         exits = scores if len(scores) > 1 else None
         return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
@@ -168,12 +165,11 @@ class Evaluator:
         return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split, rows: np.ndarray) -> Score:
-        ranking, labels = self._ranking or self._make_ranking(), self.network.labels
+        ranking, labels = self._ranking, self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            part = Parts.of(
-                outputs_of(outputs)[-1], 0 if labels is None else labels.start, batch.targets, self._task.kind
-            )
+            first = 0 if labels is None else labels.start
+            part = Parts.of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)
             if labels is None:
                 return ranking.sums([part], batch.targets)
             numbers, ranks = part.numbers, self._communicator.size
@@ -185,13 +181,13 @@ class Evaluator:
         score = scores.pop(self._task.score)
         return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores, form=self.form)
 
-    def _make_ranking(self) -> Ranking:
+    @cached_property
+    def _ranking(self) -> Ranking:
         train = self._dataset.train
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:
             counts = self._communicator.allreduce_sum(counts)
-        self._ranking = Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
-        return self._ranking
+        return Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
 
     def _sum_over(
         self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
@@ -217,7 +213,7 @@ class Evaluator:
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
         for part in islice(self._batches(len(rows), step), first, None, step):
-            yield split.batch(rows[part]).to("cpu", self._dtype)
+            yield split.batch(rows[part]).to("cpu", self._architecture.dtype)
 
     @property
     def _spread(self) -> bool:
@@ -234,7 +230,7 @@ class Evaluator:
         rows, ranks = self._sample(), self._communicator.size
         if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
-        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._dtype).inputs)
+        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
 
     def temperature(self, split: str) -> float:
         """The temperature of a classifier's logits, with the normalisation as it is. Collective.
@@ -260,7 +256,7 @@ class Evaluator:
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
         count = min(len(rows), FITTED_ON)
         rows = rows[np.arange(count) * len(rows) // count]
-        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._dtype)
+        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._architecture.dtype)
         weights = self._run.train.exit_weights
 
         def loss(outputs: Outputs) -> torch.Tensor:

@@ -26,22 +26,24 @@ class SameExamples:
         """``contiguous``: outputs lie in memory as the layer itself leaves them, which a ``view`` may need."""
         self._store, self._communicator, self._contiguous = store, communicator, contiguous
 
-    def forward_of(self, leaf: Leaf, spread: bool = False) -> Callable[..., torch.Tensor]:
-        """The forward function of a leaf. Collective, unless its outputs stay ``spread``: each rank its own."""
-        owned = owned_rows(leaf, self._store)
-        rows_here = owned[self._store.rank]
+    def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """The forward function of a leaf whose outputs stay spread: each rank its own."""
+        rows = owned_rows(leaf, self._store)[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
+        return lambda *inputs, **named: leaf.outputs(rows, values, *inputs, **named)
+
+    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """The forward function of a leaf. Collective."""
+        owned, of_rows = owned_rows(leaf, self._store), self.rows_of(leaf)
+        rows_here = owned[self._store.rank]
 
         def gathered(*inputs: Any, **named: Any) -> torch.Tensor:
-            outputs = leaf.outputs(rows_here, values, *inputs, **named).movedim(leaf.axis, 0)
+            outputs = of_rows(*inputs, **named).movedim(leaf.axis, 0)
             shape = outputs.shape[1:]
             counts = [len(rows) * shape.numel() for rows in owned]
             flat = self._communicator.allgatherv(outputs.contiguous().view(-1).numpy(), counts)
             whole = torch.from_numpy(flat).view(owned[-1].stop, *shape).movedim(0, leaf.axis)
             return whole.contiguous() if self._contiguous else whole
-
-        def of_mine(*inputs: Any, **named: Any) -> torch.Tensor:
-            return leaf.outputs(rows_here, values, *inputs, **named)
 
         def looked_up(input: torch.Tensor) -> torch.Tensor:
             # Each row that is looked up is sent once, and no other.
@@ -49,17 +51,14 @@ class SameExamples:
             ends = torch.searchsorted(numbers, numbers.new_tensor([rows.stop for rows in owned])).tolist()
             counts = [end - start for start, end in zip([0, *ends], ends)]
             here = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
-            looked = functional.embedding(here - rows_here.start, values["weight"])
+            looked = functional.embedding(here - rows_here.start, self._store.tensors[leaf.names["weight"]])
             width = looked.shape[1]
             flat = self._communicator.allgatherv(looked.view(-1).numpy(), [count * width for count in counts])
             return functional.embedding(place, torch.from_numpy(flat).view(-1, width))
 
         def added_up(*inputs: Any, **named: Any) -> torch.Tensor:
-            outputs = leaf.outputs(rows_here, values, *inputs, **named)
-            return torch.from_numpy(self._communicator.allreduce_sum(outputs.numpy()))
+            return torch.from_numpy(self._communicator.allreduce_sum(of_rows(*inputs, **named).numpy()))
 
-        if spread:
-            return of_mine
         if isinstance(leaf.module, nn.Embedding):
             return looked_up
         return added_up if leaf.of_inputs else gathered

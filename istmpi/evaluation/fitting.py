@@ -1,20 +1,24 @@
-"""Factors of the unit groups' contributions to the full network, fitted on training examples by Adam, on all ranks."""
+"""Numbers of the full network that are fitted on all ranks: factors of its sums, and the temperature of its logits.
+
+The factors of the unit groups' contributions minimise the training loss, by Adam. The temperature, with which a
+classifier's probabilities are about as often right as they say, minimises the cross-entropy (Guo et al. 2017, arXiv
+1706.04599). It would be 0 where all examples are classified rightly, so targets are smoothed by 1/(n+2), as Platt did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.models.architecture import Architecture
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ STEPS = 20
 RATE = 0.1
 """The first step of a logarithm: it changes a factor by a tenth. Later steps are smaller."""
 _DECAYS = 0.9, 0.99
+COLDEST, HOTTEST = 0.05, 20.0
+HALVINGS = 40
 
 
 def fitted_scale(
@@ -44,7 +50,12 @@ def fitted_scale(
     names = sorted(store.scale)
     logarithms = np.log([store.full_scale[name] for name in names])
     factors = torch.ones(len(names), dtype=torch.float64, requires_grad=True)
-    _multiply(network.module, architecture, names, factors)
+
+    def factor(groups: Iterable[str]) -> torch.Tensor | float:
+        chosen = [factors[names.index(group)] for group in groups if group in names]
+        return torch.stack(chosen).prod() if chosen else 1.0
+
+    architecture.multiply(network.module, architecture.lengths, factor)
     best, least = logarithms, np.inf
     mean, square = np.zeros(len(names)), np.zeros(len(names))
     for step in range(1, STEPS + 1):
@@ -68,31 +79,21 @@ def fitted_scale(
     return {name: float(value) for name, value in zip(names, np.exp(best))}
 
 
-def _multiply(network: nn.Module, architecture: Architecture, names: Sequence[str], factors: torch.Tensor) -> None:
-    """Let a network multiply its sums by factors that can still change, one for each group of these names."""
+def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
+    """The temperature for logits ``[n, classes]`` float64 and their labels ``[n]``, those of other ranks included.
 
-    def of(groups: tuple[str, ...], like: torch.Tensor) -> torch.Tensor:
-        return torch.stack([factors[names.index(group)] for group in groups]).prod().to(like.dtype)
-
-    def fitted(groups: Iterable[str]) -> tuple[str, ...]:
-        return tuple(group for group in groups if group in names)
-
-    for module, groups in architecture.sums.items():
-        if chosen := fitted(groups):
-            layer = network.get_submodule(module)
-            layer.register_forward_pre_hook(lambda _, inputs, chosen=chosen: (inputs[0] * of(chosen, inputs[0]),))
-    keys = {key: fitted(use.groups) for key, use in architecture.keys_of_uses(architecture.lengths).items()}
-    weights = {name: fitted(groups) for name, groups in architecture.table.folded.items()}
-    if any((*keys.values(), *weights.values())):
-        like = next(network.parameters())
-        scale_sums(
-            network,
-            lambda: tuple(
-                {key: of(groups, like) for key, groups in each.items() if groups} for each in (keys, weights)
-            ),
-        )
-    for group, blocks in architecture.blocks.items():
-        for end in (end for block in blocks for end in block.ends if group in names):
-            network.get_submodule(end).register_forward_hook(
-                lambda _, __, output, group=group: output * of((group,), output)
-            )
+    ``summed``: the sum over ranks of an array. 1 where logits are not finite.
+    """
+    count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
+    smoothing = 1 / (count + 2)
+    targets = torch.full_like(logits, smoothing / classes)
+    targets[torch.arange(len(labels)), labels] += 1 - smoothing
+    low, high = np.log(1 / HOTTEST), np.log(1 / COLDEST)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        odds = torch.softmax(logits * np.exp(middle), dim=1)
+        slope = float(summed(np.array([float(((odds - targets) * logits).sum())]))[0])
+        if not np.isfinite(slope):
+            return 1.0
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return float(np.exp(-(low + high) / 2))

@@ -6,8 +6,8 @@ gathered. `istmpi.cost.evaluation` says which are sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, averaged, calibrating, moments_of
+from istmpi.models.trials import seeded
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class FullNetwork:
         names = architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()
         self._spread = architecture.head if names and self._sharded.issuperset(names) else ""
         self._calibrating = False
-        self._network: nn.Module | None = None
+        self.module: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
         """The exchanges among ranks that each pass their own examples."""
@@ -85,7 +86,7 @@ class FullNetwork:
 
     def calibrate(self, *inputs: Any) -> None:
         """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
-        self.calibrate_by(lambda: call(self._network, inputs))
+        self.calibrate_by(lambda: call(self.module, inputs))
 
     def calibrate_by(self, run: Callable[[], object]) -> None:
         """Take the present weights, and the normalisations' moments while ``run`` passes a batch. Collective.
@@ -97,7 +98,7 @@ class FullNetwork:
         if self._own:
             self._own.moments.clear()
         try:
-            with _same_random_numbers(), torch.no_grad(), calibrating(layers, self._moments_of):
+            with seeded(), torch.no_grad(), calibrating(layers, self._moments_of):
                 run()
         finally:
             self._calibrating = False
@@ -115,12 +116,8 @@ class FullNetwork:
 
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
-        with _same_random_numbers() if self.same_examples else nullcontext():
-            return call(self._network, inputs)
-
-    @property
-    def module(self) -> nn.Module:
-        return self._network
+        with seeded() if self.same_examples else nullcontext():
+            return call(self.module, inputs)
 
     def finish(self) -> None:
         """Take part in what the other ranks still need for examples of their own. Collective."""
@@ -138,7 +135,7 @@ class FullNetwork:
             self._build()
         for name, parameter in self._gathered.items():
             parameter.data = self._store.whole(name, self._communicator)
-        layers = self._architecture.batch_norm_layers(self._network)
+        layers = self._architecture.batch_norm_layers(self.module)
         for layer in layers.values():
             layer.moments = None
         return layers
@@ -146,13 +143,13 @@ class FullNetwork:
     def _build(self) -> None:
         architecture, store = self._architecture, self._store
         self._scale = store.full_scale
-        self._network = architecture.without_values({} if self._by_units else self._scale).eval()
-        self._gathered = prepare(self._network, self._sharded)
+        self.module = architecture.without_values({} if self._by_units else self._scale).eval()
+        self._gathered = prepare(self.module, self._sharded)
         self._moments_of = moments_of
-        for module in self._network.modules():
+        for module in self.module.modules():
             module.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:
-            spread_units(self._network, architecture, store, self._communicator, self._sharded)
+            spread_units(self.module, architecture, store, self._communicator, self._sharded)
             return
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
@@ -160,23 +157,13 @@ class FullNetwork:
         exchange = self._own or SameExamples(store, self._communicator, not architecture.stages)
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
-        for path, leaf in leaves_of(self._network, sharded).items():
+        for path, leaf in leaves_of(self.module, sharded).items():
             if path == self._spread:
-                leaf.replace(self._head(exchange.forward_of(leaf, spread=True)))
+                rows = exchange.rows_of(leaf)
+                leaf.replace(lambda x, rows=rows: x.new_empty(len(x), 0) if self._calibrating else rows(x))
             else:
                 leaf.replace(exchange.forward_of(leaf))
         if self._own:
-            dtype = next(iter(store.tensors.values())).dtype
-            layers = architecture.batch_norm_layers(self._network).items()
-            over_ranks = {name: self._own.moments_of(name, layer, dtype) for name, layer in layers}
+            layers = architecture.batch_norm_layers(self.module).items()
+            over_ranks = {name: self._own.moments_of(name, layer, architecture.dtype) for name, layer in layers}
             self._moments_of = lambda x, name, each: over_ranks[name](x)
-
-    def _head(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: x.new_empty(len(x), 0) if self._calibrating else forward(x)
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        yield

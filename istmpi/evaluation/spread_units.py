@@ -7,6 +7,7 @@ the ranks. A product needs all units of a node: these are gathered for some node
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 from torch import nn
@@ -33,57 +34,48 @@ def spread_units(
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
-        factor = architecture.factor(path, architecture.lengths, store.full_scale)
+        factor = architecture.factor(architecture.sums.get(path, ()), architecture.lengths, store.full_scale)
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
         if sharded.isdisjoint(leaf.names.values()):
             if before in units:
                 leaf.replace(_contribution(leaf, units[before], factor, communicator))
         else:
-            values = {key: store.tensors[name] for key, name in leaf.names.items()}
-            widths = None
+            product = partial(leaf.whole, {key: store.tensors[name] for key, name in leaf.names.items()})
             if before in units:
                 length = architecture.lengths[before]
                 widths = [len(store.owners.rows(length, rank)) for rank in range(store.owners.ranks)]
-            leaf.replace(_own_units(leaf, values, widths, factor, communicator))
+                product = _of_gathered(product, len(store.tensors[leaf.names["weight"]]), widths, factor, communicator)
+            leaf.replace(product)
+    groups = {str(number): group for number, group in enumerate(architecture.groups)}
     for path, module in network.named_modules():
-        number = int(path.rpartition(".")[2]) if path.rpartition(".")[2].isdigit() else -1
-        if not 0 <= number < len(architecture.groups):
-            continue
-        group = architecture.groups[number]
-        if isinstance(module, nn.LayerNorm):
-            module.forward = _normalised(module.eps, architecture.lengths[group], communicator)
-        elif isinstance(module, Bias):
-            module.forward = _added(module, units[group])
+        if group := groups.get(path.rpartition(".")[2]):
+            if isinstance(module, nn.LayerNorm):
+                module.forward = _normalised(module.eps, architecture.lengths[group], communicator)
+            elif isinstance(module, Bias):
+                module.forward = _added(module, units[group])
 
 
-def _own_units(
-    leaf: Leaf,
-    values: dict[str, torch.Tensor],
-    widths: list[int] | None,
+def _of_gathered(
+    product: Callable[[torch.Tensor], torch.Tensor],
+    outputs: int,
+    widths: list[int],
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product that makes this rank's units of whole inputs, or of scaled ones with ``widths`` units on each rank."""
+    """A product that makes this rank's ``outputs`` of scaled inputs, of which each rank has so many units."""
 
-    def whole(h: torch.Tensor) -> torch.Tensor:
-        return leaf.whole(values, h)
-
-    def gathered(h: torch.Tensor) -> torch.Tensor:
-        made = h.new_empty(len(h), len(values["weight"]))
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        made = h.new_empty(len(h), outputs)
         step = max(GATHERED // sum(widths), 1)
         for start in range(0, len(h), step):
             part = h[start : start + step].contiguous()
-            flat = torch.from_numpy(
-                communicator.allgatherv(part.view(-1).numpy(), [len(part) * width for width in widths])
-            )
-            parts = [
-                block.view(len(part), width)
-                for block, width in zip(flat.split([len(part) * w for w in widths]), widths)
-            ]
-            made[start : start + step] = leaf.whole(values, torch.cat(parts, dim=1).mul_(factor))
+            counts = [len(part) * width for width in widths]
+            flat = torch.from_numpy(communicator.allgatherv(part.view(-1).numpy(), counts))
+            parts = [block.view(len(part), width) for block, width in zip(flat.split(counts), widths)]
+            made[start : start + step] = product(torch.cat(parts, dim=1).mul_(factor))
         return made
 
-    return whole if widths is None else gathered
+    return forward
 
 
 def _contribution(

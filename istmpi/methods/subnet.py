@@ -14,8 +14,7 @@ from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
 from istmpi.methods.optimizers import optimizer_spec
 from istmpi.methods.sparse_rows import SparseRows, bags
-from istmpi.models.label_blocks import defer, label_layers
-from istmpi.models.linear import release_gradients
+from istmpi.models.linear import defer, label_layers, release_gradients
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: a squared error has no largest gradient, and wide layers make steps too long."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import require_known, user_network
 from istmpi.models.tables import Facts, table_of
-from istmpi.models.user import require_known, user_network
 from istmpi.tasks import CLASSIFICATION
 
 

@@ -6,18 +6,15 @@ Torch is needed only where a module is built, so that a login node can plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from functools import partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.operators import AGGREGATION
 from istmpi.models.table import ResidualBlock, Table, Use
 from istmpi.models.tables import has_table
-from istmpi.names import class_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,24 +37,24 @@ class Architecture:
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
-        lengths = {**table.fixed, **table.groups}
+        self.itemsize, lengths = ITEMSIZE[dtype], {**table.fixed, **table.groups}
         self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
-        self.groups = tuple(table.groups)
+        self.groups, self.uses = tuple(table.groups), table.uses or ()
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
         }
         self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
-        self.uses = table.uses or ()
         self.normalised = tuple(map(Pattern.parse, table.normalised))
         self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
         self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
         self.default_groups = table.dealt
 
     @property
-    def unitwise(self) -> bool:
-        """The network is a graph's, and `istmpi.evaluation.spread_units` knows all of it."""
-        return any(operator.kind == AGGREGATION for operator in self.operators)
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, self._dtype)
 
     @property
     def code(self) -> UserNetwork:
@@ -83,20 +80,6 @@ class Architecture:
         self.code.given.add(name)
 
     @property
-    def frozen_digest(self) -> float:
-        """A number that tells frozen parameters apart, on all machines the same but for rounding; 0 without any."""
-        total = 0.0
-        for number, name in enumerate(sorted(self.frozen), 1):
-            flat = self.frozen[name].reshape(-1)
-            total += number * float(flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum())
-        return total
-
-    @property
-    def has_its_source(self) -> bool:
-        source = self.table.source
-        return not source or (class_of(self.code.name), self.code.source.hash) == (class_of(self.name), source)
-
-    @property
     def example_shape(self) -> tuple[int, ...]:
         return self.code.inputs
 
@@ -105,48 +88,46 @@ class Architecture:
         if self.stages:
             return "-".join(str(self.lengths[name]) for name in ("features", *self.stages))
         widths = ", ".join(f"{name} {length}" for name, length in self.lengths.items())
-        return f"with {widths}" if widths else "with no width that can be dealt out"
+        return f"with {widths or 'no width that can be dealt out'}"
 
     @property
     def summed(self) -> set[str]:
-        uses = (use.groups for use in self.uses)
-        return {*self.blocks, *chain.from_iterable((*self.sums.values(), *self.table.folded.values(), *uses))}
+        sums = *self.sums.values(), *self.table.folded.values(), *(use.groups for use in self.uses)
+        return {*self.blocks, *chain.from_iterable(sums)}
 
-    def factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a module's product (not of its bias) at the given lengths.
+    def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
+        """The factor of a sum over units of these groups (not of a bias) at the given lengths.
 
         ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
         that a subnet has while it trains, as with dropout. With fewer units it is larger in proportion, so that sums
         are as large in the full network as in any subnet. Behind a batch normalisation nothing is multiplied.
         """
-        return self._contributions(self.sums.get(module, ()), lengths, scale)
+        each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
+        return prod(each, start=1.0)
 
-    def contribution(self, group: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of the contribution of each unit of a group to a sum."""
-        return scale.get(group, 1.0) * (self.lengths[group] / lengths[group])
-
-    def weight_factor(self, name: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a parameter that stands for those of all products with it, and of its block's end."""
+    def weight_factor(self, name: str, scale: Scale) -> float:
+        """The factor of a full parameter that stands for those of all products with it, and of its block's end."""
         module, _, kind = name.rpartition(".")
-        factor = self.factor(module if kind == "weight" else "", lengths, scale)
-        folded = prod(
-            (self.contribution(group, lengths, scale) for group in self.table.folded.get(name, ())), start=1.0
-        )
-        return factor * folded * self.end_factor(module, lengths, scale)
+        sums = self.sums.get(module, ()) if kind == "weight" else ()
+        groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
+        return self.factor(groups, self.lengths, scale)
 
-    def end_factor(self, module: str, lengths: Lengths, scale: Scale) -> float:
-        """The factor of a module's outputs: 1 unless it is the end of a block."""
-        groups = (group for group, blocks in self.blocks.items() if any(module in block.ends for block in blocks))
-        return self._contributions(groups, lengths, scale)
+    @cached_property
+    def _ends(self) -> dict[str, tuple[str, ...]]:
+        """The modules that are ends of blocks, and the groups of these."""
+        ends: dict[str, tuple[str, ...]] = {}
+        for group, blocks in self.blocks.items():
+            for end in {end for block in blocks for end in block.ends}:
+                ends[end] = (*ends.get(end, ()), group)
+        return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
         """The network at the given lengths: every parameter has the shape that its pattern gives.
 
-        Its products are multiplied by their `factor`, and what blocks add by their `contribution`, where ``scale`` is
-        given. Where ``blocks[3]`` has the length 0, that block is the identity.
+        Its products, and what blocks add, are multiplied by their `factor` where ``scale`` is given. Where
+        ``blocks[3]`` has the length 0, that block is the identity.
         """
-        import torch
-
+        from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
@@ -156,7 +137,7 @@ class Architecture:
             for parameter in module.parameters():
                 parameter.data = parameter.data.new_empty(0)
             put(network, block.path, Absent(module, block.outputs))
-        network.to(getattr(torch, self._dtype))
+        network.to(self.dtype)
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -170,7 +151,7 @@ class Architecture:
                 f"inferred axes give {expected.get(name)}."
             )
         if scale is not None:
-            self._scale(network, lengths, scale)
+            self.multiply(network, lengths, cache(lambda groups: self.factor(groups, lengths, scale)))
         return network
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
@@ -184,23 +165,16 @@ class Architecture:
 
     def plain(self, seed: int = 0) -> nn.Module:
         """The network as its class makes it, with PyTorch's own batch normalisations."""
-        import torch
-
         from istmpi.models.trials import seeded
 
         with seeded(seed):
-            return self.code.build().to(getattr(torch, self._dtype))
-
-    def constructed(self, seed: int) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach() for name, parameter in self.plain(seed).named_parameters()}
+            return self.code.build().to(self.dtype)
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
         from istmpi.models.norms import Calibrated
 
-        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Calibrated)}
-        if not self.stages:
-            return layers
-        return {name.partition(".")[0]: layer for name, layer in layers.items()}
+        layers = ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Calibrated))
+        return {name.partition(".")[0] if self.stages else name: layer for name, layer in layers}
 
     def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
         units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
@@ -211,43 +185,47 @@ class Architecture:
         absent = self._absent(lengths)
         return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
 
-    def _scale(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
+    def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
+        """Let a network multiply its sums over units by the ``factor`` of their groups, asked for in each pass.
+
+        A number 1.0 stays that in all passes; factors that change are tensors.
+        """
+        from istmpi.models.scaling import input_multiplied, multiply_sums
+
+        def factors(entries: Mapping[Any, tuple[str, ...]]) -> dict[Any, tuple[str, ...]]:
+            made = {key: factor(groups) for key, groups in entries.items()}
+            return {key: entries[key] for key, value in made.items() if not isinstance(value, float) or value != 1}
+
+        sums, ends = factors(self.sums), factors(self._ends)
         for name, module in network.named_modules():
-            if (factor := self.factor(name, lengths, scale)) != 1:
-                module.register_forward_pre_hook(partial(_scaled, factor), with_kwargs=True)
-            if (factor := self.end_factor(name, lengths, scale)) != 1:
-                module.register_forward_hook(lambda _, __, output, factor=factor: output * factor)
-        calls, weights = self.scaled_calls(lengths, scale), self._scaled_weights(lengths, scale)
+            if name in sums:
+                before = partial(input_multiplied, lambda name=name: factor(sums[name]))
+                module.register_forward_pre_hook(before, with_kwargs=True)
+            if name in ends:
+                module.register_forward_hook(lambda _, __, output, name=name: output * factor(ends[name]))
+        calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
+        weights = factors(self._there(self.table.folded, lengths))
         if calls or weights:
-            scale_sums(network, lambda: (calls, weights))
+            both = calls, weights
+            multiply_sums(network, lambda: tuple({key: factor(its) for key, its in each.items()} for each in both))
 
-    def scaled_calls(self, lengths: Lengths, scale: Scale) -> dict[tuple[Any, ...], float]:
-        keys = self.keys_of_uses(lengths).items()
-        factors = {key: self._contributions(use.groups, lengths, scale) for key, use in keys}
-        return {key: factor for key, factor in factors.items() if factor != 1}
+    def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
+        """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
+        uses = self._keys_of_uses(self.lengths).items()
+        return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
 
-    def keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
+    def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
-
-    def _scaled_weights(self, lengths: Lengths, scale: Scale) -> dict[str, float]:
-        folded = self._there(self.table.folded, lengths)
-        factors = {name: self._contributions(groups, lengths, scale) for name, groups in folded.items()}
-        return {name: factor for name, factor in factors.items() if factor != 1}
-
-    def _contributions(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
-        return prod((self.contribution(group, lengths, scale) for group in groups), start=1.0)
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
         """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
-        others = [name for name in self.default_groups if name not in groups]
+        cure = "Use another method, such as --method local-sgd"
         if not groups:
-            problems = self.table.undealt | {
-                group: f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
-                for place, several in self.table.unscaled.items()
-                for group in several
-            }
+            problems = dict(self.table.undealt)
+            for place, several in self.table.unscaled.items():
+                problem = f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
+                problems |= dict.fromkeys(several, problem)
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            cure = "Use another method, such as --method local-sgd"
             if not reasons:
                 reasons = "its constructor has no integers"
                 cure += (
@@ -255,7 +233,8 @@ class Architecture:
                     "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
                 )
             raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
-        cure = "Leave it out of method.partition" if others else "Use another method, such as --method local-sgd"
+        if not {*self.default_groups}.issubset(groups):
+            cure = "Leave it out of method.partition"
         for name in groups:
             if name in self.table.undealt:
                 raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
@@ -270,16 +249,13 @@ class Architecture:
         """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
         if has_table(self.name):  # it may be too large to be tried
             return
-        import torch
-
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
-            epsilons = {name: layer.eps for name, layer in self.batch_norm_layers(network).items()}
-            there = self._there(self.batch_norms, lengths)
-            if epsilons != {name: norm.epsilon for name, norm in there.items()}:
+            layers, there = self.batch_norm_layers(network), self._there(self.batch_norms, lengths)
+            if {name: layer.eps for name, layer in layers.items()} != {name: it.epsilon for name, it in there.items()}:
                 raise ConfigError(f"{self.code.name}: its batch normalisations have changed since its inspection.")
             if tried:
-                self.code.forward(network, *self.code.examples(2, getattr(torch, self._dtype)))
+                self.code.forward(network, *self.code.examples(2, self.dtype))
         except ConfigError as error:
             if lengths == self.lengths:
                 raise
@@ -293,13 +269,11 @@ class Architecture:
             return None
         from istmpi.models.trials import seeded
 
-        network = self._trial()
         with seeded():
-            outputs = self.code.forward(network, *inputs)
-        if not outputs.isfinite().all():
-            odd = outputs[~outputs.isfinite()][0].item()
+            outputs = self.code.forward(self._trial(), *inputs)
+        if len(odd := outputs[~outputs.isfinite()]):
             raise ConfigError(
-                f"{self.name}: its forward gives {odd} for the first training examples with initial weights. "
+                f"{self.name}: its forward gives {odd[0].item()} for the first training examples with initial weights. "
                 "Look for a logarithm, a root or a quotient that these examples do not allow."
             )
         return outputs
@@ -314,50 +288,12 @@ class Architecture:
 
         def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             bound, centre = self.parameters[name].bound, self.parameters[name].centre
-            values = torch.empty(shape, dtype=getattr(torch, self._dtype))
-            return values.uniform_(centre - bound, centre + bound, generator=generator)
+            return torch.empty(shape, dtype=self.dtype).uniform_(centre - bound, centre + bound, generator=generator)
 
         network = self.without_values({})
         leaves = leaves_of(network, self.leaves)
-        for name, parameter in prepare(network, {name for names in self.leaves.values() for name in names}).items():
+        for name, parameter in prepare(network, {*chain.from_iterable(self.leaves.values())}).items():
             parameter.data = make(name, self.parameters[name].pattern.shape(self.lengths))
         for leaf in leaves.values():
             leaf.replace(leaf.block_by_block(make))
         return network
-
-
-def _scaled(
-    factor: float, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if inputs:
-        return (inputs[0] * factor, *inputs[1:]), named
-    return inputs, {**named, "input": named["input"] * factor}
-
-
-def scale_sums(
-    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
-) -> None:
-    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
-    from istmpi.models.scaling import Scaled, multiplied
-
-    plain = network.forward
-
-    def forward(*inputs: Any, **named: Any) -> Any:
-        calls, weights = factors()
-        with multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
-            return plain(*inputs, **named)
-
-    network.forward = forward
-
-
-def built(network: UserNetwork, lengths: Lengths | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
-    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
-    import torch
-
-    from istmpi.models.norms import convert_batch_norms
-    from istmpi.models.trials import seeded
-
-    with seeded(seed), torch.device(device):
-        module = network.build(lengths)
-    convert_batch_norms(module)
-    return module

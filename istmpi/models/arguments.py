@@ -1,17 +1,31 @@
-"""The arguments of the constructors of the networks that ship, read from their files' text: no network is imported.
+"""The arguments of networks' constructors: those of a name in `DATA_ARGUMENTS` are filled in from the data.
 
-The class's docstring describes each argument in a clause that begins with its name: ````hidden``: widths.``
+All others are settings, with the names, types and defaults of the constructor. Those of the networks that ship are read
+from their files' text, so that no network is imported; the class's docstring describes each in a clause that begins
+with its name: ````hidden``: widths.``
 """
 
+from __future__ import annotations
+
 import ast
+import inspect
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from istmpi.names import SHIPPED
+from istmpi.errors import ConfigError, did_you_mean
+from istmpi.models.source import Source, load, load_class, source_of
+from istmpi.models.tables import has_table
+from istmpi.models.user import UserNetwork
+from istmpi.names import SHIPPED, place_of
 from istmpi.settings import Field, Meta, checked
+from istmpi.tasks import CLASSIFICATION, OWN, TASKS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 DATA_ARGUMENTS = {
     "shape": "the shape of an example",
@@ -26,6 +40,9 @@ WIDTHS = Annotated[
     Meta(min_length=1, extra={"must": "name at least one layer of at least one unit"}),
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
+ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
+"""The inputs of networks that accept no others."""
+_MISSING = inspect.Parameter.empty
 
 
 @cache
@@ -76,3 +93,100 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return _value(node.left) ** _value(node.right)
     return ast.literal_eval(node)
+
+
+def user_network(
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    settings: Mapping[str, Any],
+    task: str = CLASSIFICATION,
+    example: tuple[Any, ...] | None = None,
+    network: type[nn.Module] | None = None,
+) -> UserNetwork:
+    """The network of this name with these settings; ConfigError for whatever is wrong with it.
+
+    ``outputs``: 0 where the data do not tell. With an ``example`` settings may say what data tell otherwise.
+    ``network``: the class; else the code of a name is run.
+    """
+    if name == "mlp" and (advice := TASKS[task].network):
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
+        raise ConfigError(f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network.")
+    facts = {"shape": tuple(shape), "features": prod(shape) if shape else 0, "outputs": outputs}
+    if task == OWN:
+        facts = {fact: settings.get(fact, value) for fact, value in facts.items() if value or fact in settings}
+        settings = {setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS}
+    if has_table(name):  # its class may stay unloaded: a plan needs no torch
+        facts.pop("shape", None)
+        arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
+        loader = partial(_shipped, name)
+    else:
+        loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
+        arguments, loader = _signature(name, loaded[0]), lambda: loaded
+        of_data = {"outputs": outputs, "channels": shape[0] if len(shape) > 1 else 0}
+        also = {argument: of_data[fact] for argument, fact in ALSO_FILLED_IN.items() if argument not in settings}
+        facts |= {argument: value for argument, value in also.items() if value}
+    filled_in = {*DATA_ARGUMENTS, *facts}
+    defaults = {argument: default for argument, default in arguments.items() if argument not in filled_in}
+    for taken in {"scale", "init"} & defaults.keys():
+        raise ConfigError(f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it.")
+    for setting in settings:
+        if fact := DATA_ARGUMENTS.get(setting):
+            raise ConfigError(f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out.")
+        if setting not in defaults:
+            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
+    values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
+    for argument, value in values.items():
+        if value is _MISSING:
+            raise ConfigError(
+                f"{name}: its argument {argument} has no default, and the data do not define it "
+                f"({', '.join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])}). Give --set model.{argument}=..., or a "
+                "default."
+            )
+    for fact, meaning in DATA_ARGUMENTS.items():
+        if fact not in facts and arguments.get(fact) is _MISSING:
+            raise ConfigError(
+                f"{name}: its argument {fact} is {meaning}, which these data do not define. Set it: "
+                f"--set model.{fact}=10."
+            )
+    flat = "features" in arguments and "shape" not in arguments and example is None
+    return UserNetwork(
+        name,
+        loader,
+        {fact: value for fact, value in facts.items() if fact in arguments},
+        values,
+        inputs=(facts["features"],) if flat else tuple(shape),
+        outputs=outputs,
+        tokens=TASKS[task].of_tokens,
+        sparse=TASKS[task].ranks_labels,
+        graph=TASKS[task].of_nodes,
+        defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
+        example=example,
+    )
+
+
+@cache
+def _shipped(name: str) -> tuple[type[nn.Module], Source]:
+    # Reading all that its files import takes a tenth of a second, and nobody asks for the source behind a table.
+    place = place_of(name)
+    return (load_class(place)[0], Source()) if has_table(name) else load(place)
+
+
+def require_known(name: str) -> None:
+    if name not in SHIPPED and ":" not in name:
+        more = ". Give your network as FILE.py:Class or package.module:Class."
+        raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
+
+
+def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
+    """The arguments of a constructor that have a name, with their defaults."""
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: its constructor's arguments cannot be read ({error}).") from None
+    return {
+        name: given.default
+        for name, given in parameters.items()
+        if given.kind in (given.KEYWORD_ONLY, given.POSITIONAL_OR_KEYWORD) or name in DATA_ARGUMENTS
+    }

@@ -7,15 +7,14 @@ cannot be dealt out.
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
-from istmpi.engine.axes import Pattern
-from istmpi.errors import ConfigError
-from istmpi.models.declared import declared
+from istmpi.engine.axes import Axis, Factor, Pattern
+from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
@@ -56,10 +55,6 @@ class Inferred:
     findings: tuple[Finding, ...]
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        return tuple(self.lengths)
-
-    @property
     def lengths(self) -> dict[str, int]:
         return {finding.width.name: finding.units for finding in self.findings if finding.proved}
 
@@ -81,22 +76,27 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     shortly(network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full))
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
-    fixed = declared(network, shapes, moving)
+    fixed = _declared(network, shapes, moving)
     with one_thread():
         candidates = {
             name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
             for name, width in network.widths.items()
         }
-        findings = _agreeing(candidates, shapes)
-        problems = misread(network, {finding.width.name: finding.axes for finding in findings if finding.proved})
-        findings = [
-            Finding(finding.width, problem=problems[finding.width.name]) if finding.width.name in problems else finding
-            for finding in findings
-        ]
-        findings = [_of_blocks(network, finding, findings, full) for finding in findings]
-    blocks = {finding.width.name: finding.blocks for finding in findings if finding.blocks}
-    patterns = {name: inside(_pattern(name, shape, findings), unit_of(blocks, name)) for name, shape in shapes.items()}
-    return Inferred(patterns, tuple(findings))
+        by_name = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
+        problems = misread(network, {name: finding.axes for name, finding in by_name.items() if finding.proved})
+        by_name |= {name: Finding(network.widths[name], problem=problem) for name, problem in problems.items()}
+        lengths = {name: finding.width.length for name, finding in by_name.items() if finding.proved}
+        for name, finding in by_name.items():
+            if finding.problem == COUNTS:
+                blocks, problem = residual_blocks(network, finding.width, lengths, full)
+                by_name[name] = Finding(finding.width, problem=problem, blocks=blocks)
+    inferred = Inferred({}, tuple(by_name.values()))
+    axes = {
+        name: Pattern(tuple(_axis(by_name.values(), (name, place), length) for place, length in enumerate(shape)))
+        for name, shape in shapes.items()
+    }
+    patterns = {name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()}
+    return replace(inferred, parameters=patterns)
 
 
 def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
@@ -105,8 +105,8 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         raise ConfigError(f"{network.name} has no parameters to train.")
     for name, values in {**parameters, **buffers}.items():
         if values.is_meta:
-            raise ConfigError(
-                f"{network.name}: its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
+            raise network.refused(
+                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
                 "meta, which has no values. Create it without a device."
             )
     for name, parameter in parameters.items():
@@ -118,7 +118,7 @@ def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
         elif "/" in name:
             problem = "has a / in its name, which checkpoints need. Rename it"
         if problem:
-            raise ConfigError(f"{network.name}: its parameter {name} {problem}.")
+            raise network.refused(f"its parameter {name} {problem}.")
 
 
 def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
@@ -147,17 +147,53 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     return ratios or "no parameter's shape depends on it"
 
 
-def _of_blocks(network: UserNetwork, finding: Finding, findings: Sequence[Finding], full: torch.nn.Module) -> Finding:
-    if finding.problem != COUNTS:
-        return finding
-    lengths = {other.width.name: other.width.length for other in findings if other.proved}
-    blocks, problem = residual_blocks(network, finding.width, lengths, full)
-    return Finding(finding.width, problem=problem, blocks=blocks)
+def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
+    """The readings ``AXES = {parameter: pattern}`` that a class declares for shapes that doubling leaves ambiguous.
+
+    They are tried in place of all others, and proved like them. ConfigError for axes that are not the network's.
+    """
+    readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
+    lengths = {name: network.widths[name].length for name in moving}
+    axes = getattr(network.kind, "AXES", {})
+    if not isinstance(axes, Mapping):
+        raise network.refused(f"AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
+    for name, text in axes.items():
+        subject = f"AXES of {name}: "
+        if name not in shapes:
+            others = did_you_mean(name, shapes)
+            raise network.refused(f"AXES names {name!r}, which is not a parameter{others}")
+        if not isinstance(text, str):
+            raise network.refused(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
+        try:
+            pattern = Pattern.parse(text)
+        except ConfigError as error:
+            raise network.refused(f"{subject}{error}") from None
+        for unknown in sorted(pattern.names - lengths.keys()):
+            others = did_you_mean(unknown, lengths)
+            raise network.refused(f"{subject}{unknown} is not a width that a parameter's shape depends on{others}")
+        if (given := pattern.shape(lengths)) != shapes[name] or "[" in text:
+            raise network.refused(
+                f"AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
+            )
+        for place, axis in enumerate(pattern.axes):
+            positions = axis.length(lengths)
+            for factor in axis.factors:
+                positions //= factor.length(lengths)
+                if factor.name:
+                    ratio = axis.length(lengths) // lengths[factor.name]
+                    readings[factor.name][name, place] = ratio // positions, positions
+            if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
+                width = min(others)
+                verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
+                raise network.refused(
+                    f"AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
+                    f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
+                )
+    return readings
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
     """The readings of a width under which its units can be permuted, or why there is none."""
-    findings = []
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)
@@ -174,12 +210,8 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
-    ratios = {
-        place: moving[width.name][place]
-        for name in trial.read_before("")
-        for place in moving[width.name]
-        if place[0] == name
-    }
+    order = {name: number for number, name in enumerate(trial.read_before(""))}
+    ratios = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
     read: list[str] = []
     for kind_of in _ALIKE:
         for reading in itertools.islice(_readings(ratios, kind_of, fixed, read), READINGS):
@@ -196,31 +228,42 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
                     return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    as_declared = " as in AXES" if fixed else ""
-    problem = f"exchanging its units{as_declared} changes the outputs, first those of {trial.shown(furthest)}"
-    return [Finding(width, problem=problem)]
+    problem = f"exchanging its units{' as in AXES' * bool(fixed)} changes the outputs, first those of "
+    return [Finding(width, problem=problem + trial.shown(furthest))]
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     """A finding for each width, so that no two cross on an axis; the surest choose first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
-        for finding in candidates[name]:
-            if _crossing([*chosen.values(), finding], shapes) is None:
-                chosen[name] = finding
-                break
+        crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
+        if "" in crossed:
+            chosen[name] = candidates[name][crossed.index("")]
         else:
-            crossed = _crossing([*chosen.values(), candidates[name][0]], shapes)
-            problem = f"its units cannot be separated from those of other widths in {crossed}"
+            problem = f"its units cannot be separated from those of other widths in {crossed[0]}"
             chosen[name] = Finding(candidates[name][0].width, problem=problem)
     return [chosen[name] for name in candidates]
 
 
-def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The first parameter on an axis of which widths cross."""
     for name, shape in shapes.items():
-        if any(_factors(length, _on(findings, (name, place))) is None for place, length in enumerate(shape)):
+        if None in (_axis(findings, (name, place), length) for place, length in enumerate(shape)):
             return name
-    return None
+    return ""
+
+
+def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
+    """An axis with its factors, outermost first; None where the widths cross."""
+    widths = [(finding.axes[place][1], finding.width) for finding in findings if place in finding.axes]
+    factors, left = [], length
+    for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
+        outer, odd = divmod(left, width.length * inner)
+        if odd or not outer:
+            return None
+        factors += [Factor(None, outer)] * (outer > 1) + [Factor(width.name)]
+        left = inner
+    return Axis((*factors, *[Factor(None, left)] * (left > 1 or not factors)))
 
 
 _ALIKE: tuple[Callable[[Place, int], object], ...] = (
@@ -254,25 +297,3 @@ def _readings(
                 return
 
     yield from completed()
-
-
-def _on(findings: Sequence[Finding], place: Place) -> list[tuple[int, Width]]:
-    widths = [(it.axes[place][1], it.width) for it in findings if it.proved and place in it.axes]
-    return sorted(widths, key=lambda pair: pair[0], reverse=True)
-
-
-def _factors(length: int, widths: Sequence[tuple[int, Width]]) -> list[str] | None:
-    """The factors of an axis, outermost first; None where the widths cross."""
-    factors, left = [], length
-    for inner, width in widths:
-        outer, odd = divmod(left, width.length * inner)
-        if odd or not outer:
-            return None
-        factors += [str(outer)] * (outer > 1) + [width.name]
-        left = inner
-    return factors + [str(left)] * (left > 1 or not factors)
-
-
-def _pattern(name: str, shape: tuple[int, ...], findings: Sequence[Finding]) -> Pattern:
-    axes = [_factors(length, _on(findings, (name, place))) for place, length in enumerate(shape)]
-    return Pattern.parse(" ".join(axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in axes))

@@ -5,7 +5,9 @@ The network is built twice in its full size, with different random numbers, and 
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,23 +15,22 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
 from istmpi.models.inference import Inferred, infer, require_trainable
-from istmpi.models.leaf_proof import proved_leaves
-from istmpi.models.norms import Calibrated
+from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
+from istmpi.models.norms import Calibrated, built
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
-from istmpi.models.tracing import recorded, trace
-from istmpi.models.trials import hooked
+from istmpi.models.tracing import EXAMPLES, followed, trace
+from istmpi.models.trials import few, hooked, one_thread, seeded, shortly
 from istmpi.models.user import UserNetwork
-from istmpi.models.uses import SumRecorder, sums_of
+from istmpi.models.uses import sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Layers that sum over an axis of their weight."""
-EXAMPLES = 2
 
+Leaves = dict[str, tuple[str, ...]]
 Contents = Mapping[str, tuple[int, float | None]]
 """The checksum of every tensor, and the value that all of its elements have, if they do."""
 
@@ -47,17 +48,18 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     del again  # there need not be memory for both
     module = built(network, seed=0)
     first = _contents(_tensors(module))
-    watched = _watch(network, module)
-    recorder, stochastic = _draws_random_numbers(network, module, watched.exits)
+    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
+    evaluated, bare, exits, head = _evaluated(network, module, norms)
+    trained, stochastic = _trained(network, module, exits)
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
-            raise ConfigError(
-                f"{network.name}: its buffer {name} has random values, which would differ between ranks "
+            raise network.refused(
+                f"its buffer {name} has random values, which would differ between ranks "
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
-    traced = trace(network, inferred.widths, inferred.blocks, module, recorder)
-    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in watched.called}
-    scaled = sums_of(network, inferred.widths, watched.recorder, sums)
+    computation = trace(network, inferred.widths, inferred.blocks, trained)
+    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in bare}
+    scaled = sums_of(network, inferred.widths, evaluated, sums)
     parameters = {}
     for name, _ in module.named_parameters():
         bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
@@ -73,35 +75,20 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
         parameters=parameters,
         computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
-        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in watched.norms.items()},
-        sums={name: groups for name, groups in sums.items() if groups and name in watched.bare},
+        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()},
+        sums={name: groups for name, groups in sums.items() if groups and bare[name]},
         uses=scaled.uses,
         folded=folded,
         unscaled=scaled.unscaled,
         stochastic=stochastic,
-        operators=traced.operators,
-        normalised=tuple(map(str, traced.normalised)),
-        residual=traced.residual,
-        inexact=traced.inexact,
+        **computation,
         preferred=network.preferred,
         blocks=blocks,
         leaves=leaves,
-        exits=watched.exits,
-        head=watched.head if watched.head in leaves else "",
+        exits=exits,
+        head=head if head in leaves else "",
     )
     return table, inferred
-
-
-@dataclass(frozen=True)
-class _Watched:
-    norms: Mapping[str, Calibrated]
-    called: frozenset[str]
-    bare: frozenset[str]
-    """The called products whose output goes not only straight into a batch normalisation."""
-    recorder: SumRecorder
-    exits: int
-    head: str
-    """The product that made the output as it stands."""
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -119,74 +106,67 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
     return contents
 
 
-def _watch(network: UserNetwork, module: nn.Module) -> _Watched:
-    """Watch a forward pass in evaluation; refuses batch normalisations that it does not call."""
-    norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
+def _evaluated(
+    network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
+) -> tuple[Recorder, dict[str, bool], int, str]:
+    """A record of a forward pass in evaluation; refuses batch normalisations that it does not call.
+
+    Returns as well the products that are called, False where their outputs go straight into a batch normalisation
+    alone; the number of outputs; and the product that made the last output as it stands.
+    """
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
     normalised: dict[int, str] = {}
-    recorder = SumRecorder()
 
-    def made(name: str, output: torch.Tensor) -> None:
-        recorder.readers.pop(storage_of(output), None)  # those of a tensor that lay there before
+    def made(name: str, _: nn.Module, __: object, output: torch.Tensor) -> None:
         outputs.append((name, output, output._version))
 
-    def arrives(name: str, x: torch.Tensor) -> None:
-        calls[name] += 1
+    def arrives(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        calls[name], x = calls[name] + 1, inputs[0]
         # The version counts changes in place since, such as an activation.
         into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
         normalised.update(dict.fromkeys(into, name))
 
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: made(name, output))
-        for name, layer in module.named_modules()
-        if isinstance(layer, PRODUCTS)
-    ]
-    hooks += [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: arrives(name, inputs[0]))
-        for name, layer in norms.items()
-    ]
-    examples = network.examples(EXAMPLES, torch.get_default_dtype())
-    with hooked(hooks), recorder.following(module):
-        returned = network.forward(module.eval(), *examples)
+    products = {name: layer for name, layer in module.named_modules() if isinstance(layer, PRODUCTS)}
+    hooks = [layer.register_forward_hook(partial(made, name)) for name, layer in products.items()]
+    hooks += [layer.register_forward_pre_hook(partial(arrives, name)) for name, layer in norms.items()]
+    with hooked(hooks):
+        recorder, returned, _ = followed(network, module, False)
     for name, count in calls.items():
         if not count:
-            raise ConfigError(
-                f"{network.name}: its batch normalisation {name} is not called in a forward pass, so its "
+            raise network.refused(
+                f"its batch normalisation {name} is not called in a forward pass, so its "
                 "moments cannot be calibrated. Remove it from the constructor."
             )
-    # A layer's own call reads its output as well where it writes into it.
-    elsewhere = (recorder.readers.get(storage_of(output), set()) - {*norms, name} for name, output, _ in outputs)
-    bare = frozenset(
-        name
-        for number, ((name, *_), others) in enumerate(zip(outputs, elsewhere))
+    bare: dict[str, bool] = {}
+    for number, (name, output, _) in enumerate(outputs):
+        # A layer's own call reads its output as well where it writes into it.
+        elsewhere = recorder.readers.get(storage_of(output), set()) - {*norms, name}
         # The moments of several calls are averaged: of inputs that differ in scale some would count for more.
-        if others or calls.get(normalised.get(number)) != 1
-    )
+        bare[name] = bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
-    exits = network.exits_of(returned)
-    return _Watched(norms, frozenset(name for name, *_ in outputs), bare, recorder, exits, head)
+    return recorder, bare, network.exits_of(returned), head
 
 
-def _draws_random_numbers(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """Return a record of a forward pass in training, and whether it does; refuses what cannot be trained."""
+def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+    """A record of a forward pass in training, True if it draws random numbers; refuses what cannot be trained."""
     before = _contents(module.named_buffers())
-    recorder, outputs, draws = recorded(network, module, EXAMPLES)
+    recorder, outputs, draws = followed(network, module, True)
     if not outputs.requires_grad:
-        raise ConfigError(
-            f"{network.name}: its outputs have no gradient with respect to any parameter. Remove "
+        raise network.refused(
+            "its outputs have no gradient with respect to any parameter. Remove "
             "torch.no_grad, detach and argmax from its forward."
         )
     if (trained := network.exits_of(outputs)) != exits:
-        raise ConfigError(
-            f"{network.name}: its forward returns {trained} output{'s' * (trained > 1)} in training and "
+        raise network.refused(
+            f"its forward returns {trained} output{'s' * (trained > 1)} in training and "
             f"{exits} in evaluation. Return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
     for name in before:
         if before[name] != after.get(name):
-            raise ConfigError(
-                f"{network.name}: its buffer {name} changes in a forward pass in training, so ranks would "
+            raise network.refused(
+                f"its buffer {name} changes in a forward pass in training, so ranks would "
                 "disagree on it and checkpoints would lack it. Only buffers of nn.BatchNorm and "
                 "nn.InstanceNorm may change."
             )
@@ -238,9 +218,7 @@ def _initial(
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
-        raise ConfigError(
-            f"{network.name}: its parameter {name} does not start with finite numbers. Set it in the constructor."
-        )
+        raise network.refused(f"its parameter {name} does not start with finite numbers. Set it in the constructor.")
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
     if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
@@ -250,3 +228,58 @@ def _initial(
         return fan**-0.5, 0.0
     values = parameter.detach().double()
     return float(3**0.5 * values.std(correction=0)), float(values.mean())
+
+
+def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
+    """The layers, with the names of their parameters, that compute alike wherever their rows lie.
+
+    It is tried on a small network. Each leaf has its weight only while it is called itself, and the outputs must be, to
+    the last bit, those of the network as its constructor makes it. Layers of a weight that is read elsewhere are none.
+    """
+    for tried in (few(lengths), lengths):
+        with suppress(ConfigError), one_thread():
+            module = full if full and tried == lengths else built(network, tried)
+            return _proved_leaves(network, tried, module.eval())
+    return {}
+
+
+def _proved_leaves(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module) -> Leaves:
+    leaves, generator = candidates(real), torch.Generator().manual_seed(0)
+    values = {}
+    for name, parameter in real.named_parameters():
+        parameter.data = values[name] = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
+    with seeded():
+        examples = network.examples(EXAMPLES, torch.get_default_dtype())
+        x, expected = shortly(network, examples, partial(network.forward, real))
+    while leaves:
+        outputs, read = _with_leaves(network, lengths, values, leaves, x)
+        if not read:
+            same = outputs is not None and torch.equal(outputs.nan_to_num(), expected.nan_to_num())
+            return leaves if same else {}
+        leaves = {path: names for path, names in leaves.items() if read.isdisjoint(names)}
+    return {}
+
+
+def _with_leaves(
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    values: Mapping[str, torch.Tensor],
+    leaves: Leaves,
+    x: tuple[torch.Tensor, ...],
+) -> tuple[torch.Tensor | None, set[str]]:
+    """The outputs, None where it fails; and the parameters that were read elsewhere."""
+    outputs = None
+    try:
+        with without_values():
+            module = built(network, lengths).eval()
+        elsewhere = {name for names in leaves.values() for name in names}
+        for name, parameter in prepare(module, elsewhere).items():
+            parameter.data = values[name]
+        for leaf in leaves_of(module, leaves).values():
+            leaf.replace(partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()}))
+    except Exception:  # a constructor of somebody else's, with parameters that it did not expect
+        return None, set()
+    with suppress(ConfigError), seeded():
+        outputs = network.forward(module, *x)
+    parameters = (parameter for part in module.modules() for parameter in part._parameters.values())
+    return outputs, {parameter.name for parameter in parameters if isinstance(parameter, Elsewhere) and parameter.read}

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from istmpi.engine.axes import Pattern
-from istmpi.errors import ConfigError
 from istmpi.models.inspection import PRODUCTS, inspect
 from istmpi.models.leaves import without_values
 from istmpi.models.table import Table
@@ -36,8 +35,8 @@ def _with_few_units(network: UserNetwork) -> Table:
         if kept == (kept := kept | fixed):
             break
     if table.computed:
-        raise ConfigError(
-            f"{network.name}: LARGE = True, but its constructor computes the values of {table.computed[0]}, "
+        raise network.refused(
+            f"LARGE = True, but its constructor computes the values of {table.computed[0]}, "
             "so each rank would need the whole network. Draw them at random, or leave LARGE out."
         )
     groups = {name: network.widths[name].length for name in table.groups}
@@ -53,8 +52,8 @@ def _with_few_units(network: UserNetwork) -> Table:
     for name, entry in table.parameters.items():
         shape = Pattern.parse(entry.axes).shape(groups)
         if (there := tuple(parameters[name].shape) if name in parameters else ()) != shape:
-            raise ConfigError(
-                f"{network.name}: LARGE = True, but {name} has the shape {there}, but {shape} is inferred "
+            raise network.refused(
+                f"LARGE = True, but {name} has the shape {there}, but {shape} is inferred "
                 f"from few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
             )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
@@ -63,8 +62,8 @@ def _with_few_units(network: UserNetwork) -> Table:
             axes = Pattern.parse(weight.axes).axes
             lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
         if len(lengths) > 1:
-            raise ConfigError(
-                f"{network.name}: LARGE = True, but the initial values of {name} depend on one of several "
+            raise network.refused(
+                f"LARGE = True, but the initial values of {name} depend on one of several "
                 f"widths that few units cannot separate. Give these widths other divisors up to {KEPT}."
             )
         entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)

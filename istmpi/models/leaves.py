@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from istmpi.errors import ConfigError
-from istmpi.models.label_blocks import LabelBlocks
+from istmpi.models.linear import LabelBlocks
 from istmpi.models.trials import Watching
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

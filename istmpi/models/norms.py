@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.operators import EPSILON
-from istmpi.models.trials import hooked
+from istmpi.models.table import EPSILON
+from istmpi.models.trials import hooked, seeded
+from istmpi.models.user import UserNetwork
 from istmpi.trees import call
 
 Moments = tuple[torch.Tensor, torch.Tensor]
@@ -75,12 +76,17 @@ def convert_batch_norms(network: nn.Module) -> None:
             module.moments = module.num_batches_tracked = None
 
 
-def calibrate(
-    network: nn.Module,
-    layers: Mapping[str, Calibrated],
-    inputs: tuple[Any, ...],
-    moments_of: Callable[[torch.Tensor, str, bool], Moments],
-) -> None:
+def built(
+    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
+) -> nn.Module:
+    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
+    with seeded(seed), torch.device(device):
+        module = network.build(lengths)
+    convert_batch_norms(module)
+    return module
+
+
+def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tuple[Any, ...]) -> None:
     with torch.no_grad(), calibrating(layers, moments_of):
         call(network, inputs)
 

@@ -8,15 +8,16 @@ normalisation, or a scale by their number.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
+from istmpi.models.norms import built
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, TOKENS, Watching, alike, hooked, random_values, running, seeded, shortly
+from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, running, seeded, set_values, shortly
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -26,15 +27,10 @@ DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 PERMUTATIONS = 2
-RANDOM = {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"} | {
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "normal",
-    "normal_functional",
-    "uniform",
-}
+RANDOM = frozenset(
+    ("bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+    + ("rand", "rand_like", "randn", "randn_like", "normal", "normal_functional", "uniform")
+)
 
 Place = tuple[str, int]
 """A parameter and the number of one of its axes."""
@@ -48,8 +44,7 @@ class Trial:
     """A small network, with random values, on which readings of a width are tried."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
-        self._network = network
-        self._width = width
+        self._network, self._width = network, width
         self._x, self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
         drawn = random_values(self._built, generator)
@@ -59,7 +54,7 @@ class Trial:
         self._reads, self._before = _Reads(self._values), {}
         with self._reads:
             self._expected = self._run(self._values, self._outputs_of)
-        self._mattering: dict[tuple[Place, tuple[int, int]], bool] = {}
+        self._matters = cache(self._matters)
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
         if not alike(self._run(self._values), self._expected):
@@ -79,16 +74,11 @@ class Trial:
         numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)
         few = {name: min(UNITS[0], self._network.widths[name].length) for name in apart}
-        tries = itertools.product((torch.float64, torch.get_default_dtype()), (True, False), (few, {}), numbers)
         problem = "a network with fewer of its units has parameters of other shapes"
-        for dtype, short, others, units in tries:
-            if short and not self._network.tokens:
-                continue
-            examples = self._network.examples(EXAMPLES, dtype)
-            x = (examples[0][:, :TOKENS],) if short else examples
+        for others, units in itertools.product((few, {}), numbers):
             try:
-                built = self._network.build({**others, width.name: units}).to(dtype).eval()
-                self._network.forward(built, *x)
+                built = self._network.build({**others, width.name: units})
+                x, _ = running(self._network, built, EXAMPLES, partial(self._network.forward, built))
             except ConfigError as error:
                 problem = str(error)
                 continue
@@ -100,36 +90,25 @@ class Trial:
         order = torch.randperm(self.units, generator=generator)
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
-    def _permuted(self, reading: Reading, order: torch.Tensor) -> dict[str, torch.Tensor]:
-        values = dict(self._values)
-        for (name, place), (outer, inner) in reading.items():
-            values[name] = values[name].index_select(place, _positions((outer, inner), order))
-        return values
-
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """The outputs; ``made`` takes each module's output, in order."""
 
-        def note(name: str, output: object) -> None:
+        def note(name: str, _: nn.Module, __: object, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name not in made:
                 made[name] = output.detach().clone()  # the next layer may write into it
 
-        hooks = [
-            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-            for name, module in (self._built.named_modules() if made is not None else ())
-            if name
-        ]
-        with hooked(hooks):
-            for name, parameter in self._built.named_parameters():
-                parameter.data = values[name].to(parameter.dtype)
+        noted = [(name, module) for name, module in self._built.named_modules() if name and made is not None]
+        with hooked(module.register_forward_hook(partial(note, name)) for name, module in noted):
+            set_values(self._built, values)
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
         """The first module behind which permuting shows; empty if none."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
-            if not alike(self._run(self._permuted(reading, order), made), self._expected):
+            if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
                 before = self._outputs_of  # a network that branches on values may have called other layers
                 differing = (name for name in made if name not in before or not _same_set(made[name], before[name]))
                 return next(differing, "its last operation")
@@ -153,17 +132,13 @@ class Trial:
         return "any parameter: they do not depend on it"
 
     def _matters(self, place: Place, order: tuple[int, int]) -> bool:
-        if (place, order) not in self._mattering:
-            outputs = self._run(self._permuted({place: order}, self._permutations[0]))
-            self._mattering[place, order] = not alike(outputs, self._expected)
-        return self._mattering[place, order]
+        permuted = _permuted(self._values, {place: order}, self._permutations[0])
+        return not alike(self._run(permuted), self._expected)
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
         values = dict(self._values)
         for name, place in reading:
-            values[name] = values[name] * torch.linspace(1, 2, values[name].shape[place]).double().view(
-                [-1 if axis == place else 1 for axis in range(values[name].ndim)]
-            )
+            values[name] = _times(values[name], torch.linspace(1, 2, values[name].shape[place]).double(), place)
         return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
@@ -176,12 +151,10 @@ class Trial:
         for (name, place), (outer, inner) in reading.items():
             positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
             values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
-            shape = [-1 if axis == place else 1 for axis in range(values[name].ndim)]
-            silent[name] = silent[name] * positions.view(shape)
+            silent[name] = _times(silent[name], positions, place)
         if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
             return True
-        for name, parameter in narrow.named_parameters():
-            parameter.data = values[name].to(parameter.dtype)
+        set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
@@ -215,12 +188,10 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
     orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
 
     def run(x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
-        for name, parameter in module.named_parameters():
-            parameter.data = values[name].to(parameter.dtype)
+        given: Mapping[str, torch.Tensor] = values
         for width, reading in permuted.items():
-            for (name, place), order in reading.items():
-                parameter = module.get_parameter(name)
-                parameter.data = parameter.data.index_select(place, _positions(order, orders[width]))
+            given = _permuted(given, reading, orders[width])
+        set_values(module, given)
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
@@ -231,17 +202,16 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         if all(alike(outputs.double(), others.double()) for outputs, others in pairs):
             return {}
     x, expected = running(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
-    problems = {}
-    for training, where in ((False, f"with {_listed(network, readings)}"), (True, "in training")):
+    problems, widths = {}, ", ".join(f"{name} = {network.widths[name].length}" for name in readings)
+    for training, where in ((False, f"with {widths}"), (True, "in training")):
         left = {name: reading for name, reading in readings.items() if name not in problems}
         expected = run(x, {}, True) if training else expected
         if alike(run(x, left, training), expected):
             continue
         for name, reading in left.items():
             if not alike(run(x, {name: reading}, training), expected):
-                problems[name] = (
-                    f"exchanging its units changes the outputs {where}, although not those of a small network"
-                )
+                problem = f"exchanging its units changes the outputs {where}, although not those of a small network"
+                problems[name] = problem
     return problems
 
 
@@ -273,13 +243,16 @@ class Steady(Watching):
         return outputs
 
 
-def _positions(order: tuple[int, int], units: torch.Tensor) -> torch.Tensor:
-    outer, inner = order
-    return torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+def _permuted(values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor) -> dict[str, torch.Tensor]:
+    permuted = dict(values)
+    for (name, place), (outer, inner) in reading.items():
+        positions = torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+        permuted[name] = permuted[name].index_select(place, positions)
+    return permuted
 
 
-def _listed(network: UserNetwork, names: Iterable[str]) -> str:
-    return ", ".join(f"{name} = {network.widths[name].length}" for name in names)
+def _times(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:
+    return values * factors.view([-1 if place == axis else 1 for place in range(values.ndim)])
 
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:

@@ -1,19 +1,19 @@
-"""The operations of a forward pass as PyTorch computes them: products with their sizes, and normalisations."""
+"""The operations of a forward pass as PyTorch computes them: products with their sizes, normalisations, and sums."""
 
-from collections.abc import Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from math import prod
+from math import inf, prod
 from operator import or_
 from typing import Any
 
 import torch
 from torch import nn
 
-from istmpi.engine.axes import Pattern
-from istmpi.models.operators import Operator
-from istmpi.models.scaling import modules_noted, storage_of, tensors_in
+from istmpi.models.scaling import Call, Calls, Provenance, reduced, shape_alone, storage_of, tensors_in
 from istmpi.models.trials import Watching
 
 NORMALISATIONS = {
@@ -23,90 +23,125 @@ NORMALISATIONS = {
     "native_group_norm",
     "_fused_rms_norm",
 }
-
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
 """Operations that add their first tensor and the result of the others."""
+MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+"""The operand of each product whose last axis is summed over."""
+VECTORS = {"mv", "dot", "vdot", "addmv"}
+KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
+"""Operations behind which weights still add up to 1 along an axis."""
+MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
+"""Operations that leave values as they are."""
 
 
 @dataclass(frozen=True)
 class Record:
+    """A product, or a normalisation, which has its numbers as its only size."""
+
     module: str
     kind: str
     parameter: str
-    normalises: bool
-    sizes: tuple[int, ...]
-    """Rows, inner and columns for all examples; a normalisation's numbers."""
-    axis: int | None = None
-    gradients: int = 0
-    of_input: bool = False
-
-    @property
-    def what(self) -> tuple[object, ...]:
-        """The facts that agree in networks that differ in their widths."""
-        return self.module, self.kind, self.parameter, self.normalises, len(self.sizes)
-
-    def operator(self, shape: Pattern, examples: int) -> Operator:
-        facts = self.module, self.kind, self.parameter, self.axis, self.gradients, self.of_input
-        return Operator(shape, *facts, examples=examples)
+    sizes: tuple[int, ...] = field(compare=False)
+    """Rows, inner and columns for all examples."""
+    axis: int | None = field(default=None, compare=False)
+    gradients: int = field(default=0, compare=False)
+    of_input: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
-class _Product:
-    """Two factors, the second one the weight if there is one, and its dimension that makes the columns."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    dimension: int
-    rows: int
-    inner: int
-    columns: int
+class Sum:
+    module: str
+    operation: str
+    parameter: str
+    call: Call | None
+    """The call in the network's code, if its factor could be applied there."""
+    turn: int = field(compare=False)
+    """The number of that call."""
+    inner: int = field(compare=False)
+    """The length that it sums over."""
+    fan: int = field(compare=False)
+    """The number of inputs of an output, if that is not the length."""
+    weighted_by: frozenset[int] = field(compare=False)
+    """The softmaxes that made its weights, by their numbers."""
 
 
 class Recorder(Watching):
-    """Sees every operation on a network's tensors while it is entered."""
+    """Sees every operation on a network's tensors while it follows it."""
 
-    def __init__(self, network: nn.Module, *inputs: torch.Tensor):
+    def __init__(self, network: nn.Module, training: bool):
         super().__init__()
-        self.records: list[Record] = []
+        self.training = training
+        self.products: list[Record] = []
+        """Normalisations among them."""
+        self.sums: list[Sum] = []
+        """Softmaxes among them."""
         self.joins: set[tuple[int, int]] = set()
-        """Products, by their records' numbers, whose outputs are added, and the second follows from the first."""
-        self._parameters = dict(network.named_parameters())
-        self._parameter_of = {storage_of(parameter): name for name, parameter in self._parameters.items()}
-        self._of_examples = {storage_of(x) for x in inputs}
-        self._alive: list[torch.Tensor] = [*inputs]
-        # Sets of records as the bits of a number.
+        """Products, by their numbers, whose outputs are added, and the second follows from the first."""
+        self.kept_apart: set[str] = set()
+        """Parameters that go into other operations than sums as well, and cannot be multiplied themselves."""
+        self.readers: dict[int, set[str]] = {}
+        """The modules in which each storage is read."""
+        self.network, self._parameters = network, dict(network.named_parameters())
+        self._known, self._modules = Provenance(), [""]
+        self._calls = Calls(network, self._modules)
+        self._alive: list[torch.Tensor] = []
+        """The tensors that were made, or others might take their place in memory and be mistaken for them."""
+        # By storage; sets of products are the bits of a number.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
+        self._weights: dict[int, frozenset[int]] = {}
         self._inputs_behind: dict[int, int] = {}
         self._constant = 0
-        self._modules = [""]
-        self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
+        self._classes = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
         self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
 
+    @property
+    def records(self) -> Sequence[Any]:
+        """The products, or the sums of an evaluation: equal in networks that differ in their widths alone."""
+        return self.products if self.training else self.sums
+
     @contextmanager
-    def following(self, network: nn.Module) -> Iterator[None]:
-        with modules_noted(network, self._modules):
+    def following(self) -> Iterator[None]:
+        self._known.begin(self.network)
+        with _unfused(self.network), self._calls.entered(), self:
             yield
+        self._known.clear()
+        self._alive.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        made, used = list(tensors_in(outputs)), list(tensors_in([*args, *(kwargs or {}).values()]))
-        if name.endswith("_like") or name.startswith("new_"):
-            used = []  # their values do not count
+        kwargs = kwargs or {}
+        outputs, name = func(*args, **kwargs), func.overloadpacket.__name__
+        made = list(tensors_in(outputs))
+        used = [] if shape_alone(name) else list(tensors_in([*args, *kwargs.values()]))
+        for tensor in used:
+            self.readers.setdefault(storage_of(tensor), set()).add(self._modules[-1])
+        self._note_products(name, args, made, used)
+        self._note_sum(name, args, made, used)
+        self._known.follow(name, used, made)
+        self._alive += made
+        return outputs
+
+    def _note_products(
+        self, name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], used: Sequence[torch.Tensor]
+    ) -> None:
         makers = [self._made_by.get(storage_of(tensor), 0) for tensor in used]
         before = behind = _union(self._behind.get(storage_of(tensor), 0) for tensor in used)
         layers = 0
-        for product in self._products(name, args, made):
-            number = len(self.records)
-            self.records.append(self._record(product))
-            if self._is_weight(product.weight):
+        for x, weight, dimension, *sizes in _products(name, args, made, self._known):
+            number, inner = len(self.products), sizes[1]
+            needed = sum(tensor.requires_grad for tensor in (x, weight)) if inner else 0
+            facts: tuple[Any, ...] = "", tuple(sizes), None, needed
+            if weight in self._known:
+                parameter = self._known.parameters([weight]).partition(",")[0]
+                of_input = bool(inner) and not x.requires_grad and x not in self._known
+                facts = parameter, tuple(sizes), self._axis(weight, dimension, parameter), needed, of_input
                 layers |= 1 << number
                 self._inputs_behind[number] = before
-                if not product.inner and self._is_weight(product.x):
+                if not inner and x in self._known:
                     self._constant |= 1 << number
                 behind |= 1 << number
+            self.products.append(Record(*self._module, *facts))
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
         for tensor in made:
@@ -114,58 +149,11 @@ class Recorder(Watching):
             self._made_by[storage] = layers or self._made_by.get(storage, 0) | _union(makers)
             self._behind[storage] = self._behind.get(storage, 0) | behind
         if name in NORMALISATIONS:
-            self.records.append(Record(*self._module, "", True, (made[0].numel(),)))
-        self._alive += made
-        of_examples = any(storage_of(tensor) in self._of_examples for tensor in used)
-        parameter = next(filter(None, (self._parameter_of.get(storage_of(tensor)) for tensor in used)), "")
-        for tensor in made:
-            if of_examples:
-                self._of_examples.add(storage_of(tensor))
-            elif parameter:
-                self._parameter_of.setdefault(storage_of(tensor), parameter)
-        return outputs
+            self.products.append(Record(*self._module, "", (made[0].numel(),)))
 
     @property
     def _module(self) -> tuple[str, str]:
-        return self._modules[-1], self._kinds[self._modules[-1]]
-
-    def _products(self, name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> Iterator[_Product]:
-        if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
-            return  # sums over the neighbours of a node are counted in tables that are written down
-        if name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"):
-            a, b = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
-            matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
-            if self._is_weight(a) and not self._is_weight(b):
-                yield _Product(b, a, a.ndim - 2, matrices * columns, inner, rows)
-            else:
-                yield _Product(a, b, b.ndim - 1, matrices * rows, inner, columns)
-        elif name == "convolution":
-            x, weight, transposed = args[0], args[1], args[6]
-            kernel = prod(weight.shape[2:])
-            if transposed:
-                positions = len(x) * prod(x.shape[2:])
-                yield _Product(x, weight, 1, positions, weight.shape[0], weight.shape[1] * kernel)
-            else:
-                positions = len(x) * prod(made[0].shape[2:])
-                yield _Product(x, weight, 0, positions, weight.shape[1] * kernel, weight.shape[0])
-        elif name == "_scaled_dot_product_flash_attention_for_cpu":
-            # The scores are never all in memory: their product counts as one that makes as much as it reads.
-            query, key, value = args[:3]
-            rows, keys = prod(query.shape[:-1]), key.shape[-2]
-            yield _Product(query, key, 0, rows, keys, query.shape[-1])
-            yield _Product(query, value, 0, rows, keys, value.shape[-1])
-        elif name in ("embedding", "_embedding_bag"):
-            table, columns = args[0], args[0].shape[1]
-            yield _Product(args[1], table, 1, made[0].numel() // columns, 0, columns)
-
-    def _record(self, product: _Product) -> Record:
-        needed = sum(tensor.requires_grad for tensor in (product.x, product.weight)) if product.inner else 0
-        sizes = product.rows, product.inner, product.columns
-        if not self._is_weight(product.weight):
-            return Record(*self._module, "", False, sizes, None, needed)
-        name = self._parameter_of.get(storage_of(product.weight), "")
-        of_input = bool(product.inner) and not product.x.requires_grad and not self._is_weight(product.x)
-        return Record(*self._module, name, False, sizes, self._axis(product, name), needed, of_input)
+        return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
         """Note which layers the addition of two summands joins, each given as the set of layers that made it.
@@ -173,20 +161,17 @@ class Recorder(Watching):
         Recurrences, and tables of places that several layers add, are left out.
         """
         for first, second in ((left, right), (right, left)):
-            makers = {self.records[number].parameter for number in _bits(second)}
+            makers = {self.products[number].parameter for number in _bits(second)}
             for later in _bits(second):
-                module = self.records[later].module
+                module = self.products[later].module
                 within = module if module in self._recurrent else None
                 for number in _bits(first & self._inputs_behind[later] & ~self._constant):
-                    if self.records[number].parameter not in makers and self.records[number].module != within:
+                    if self.products[number].parameter not in makers and self.products[number].module != within:
                         self.joins.add((number, later))
 
-    def _is_weight(self, tensor: torch.Tensor) -> bool:
-        return storage_of(tensor) not in self._of_examples
-
-    def _axis(self, product: _Product, name: str) -> int | None:
+    def _axis(self, view: torch.Tensor, dimension: int, name: str) -> int | None:
+        """The axis of a parameter that is a dimension of a view of it."""
         parameter = self._parameters.get(name)
-        view, dimension = product.weight, product.dimension
         if parameter is None or view.numel() != parameter.numel():
             return None
         steps = [prod(parameter.shape[axis + 1 :]) for axis in range(parameter.ndim)]
@@ -194,6 +179,90 @@ class Recorder(Watching):
         axes = [axis for axis, step in enumerate(steps) if step == largest]
         # Axes of one position have the step of the next one.
         return next((axis for axis in axes if parameter.shape[axis] == view.shape[dimension]), *axes[:1] or [None])
+
+    def _note_sum(
+        self, name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], used: Sequence[torch.Tensor]
+    ) -> None:
+        facts: tuple[Any, ...] | None = None
+        weights = frozenset().union(*(self._weights.get(storage_of(tensor), ()) for tensor in used))
+        fresh = made and used and storage_of(made[0]) != storage_of(used[0])
+        if name == "_softmax":
+            facts, weights = ("", args[0].shape[args[1]], 0, frozenset()), frozenset({len(self.sums)})
+        elif any(tensor.layout != torch.strided for tensor in used):
+            weights = frozenset()  # sums over the neighbours of a node
+        elif taken := _sum_of(name, args):
+            # A product of two inputs starts as PyTorch's own does, by the first of them.
+            fan = args[0].shape[-1] if name == "_trilinear" else 0
+            facts, weights = (self._known.parameters(taken[0]), taken[1], fan, weights), frozenset()
+        elif fresh:
+            if name not in MOVING:
+                self.kept_apart.update(self._known.parameters(used).split(","))
+            if name not in KEEPING:
+                weights = frozenset()
+        if facts:
+            parameter, *others = facts
+            self.sums.append(Sum(self._modules[-1], name, parameter, self._calls.current, self._calls.turn, *others))
+        self._weights.update((storage_of(tensor), weights) for tensor in made)
+
+
+def _products(
+    name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], known: Provenance
+) -> Iterator[tuple[Any, ...]]:
+    """Yield two factors, the second one the weight if there is one, its dimension that makes the columns; and rows,
+    inner, columns.
+    """
+    if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
+        return  # sums over the neighbours of a node are counted in tables that are written down
+    if name in MATRIX and name not in VECTORS:
+        a, b = args[MATRIX[name] :][:2]
+        matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
+        if a in known and b not in known:
+            yield b, a, a.ndim - 2, matrices * columns, inner, rows
+        else:
+            yield a, b, b.ndim - 1, matrices * rows, inner, columns
+    elif name == "convolution":
+        x, weight, transposed = args[0], args[1], args[6]
+        outputs, inputs = weight.shape[:2]
+        kernel, places = prod(weight.shape[2:]), len(x) * prod((x if transposed else made[0]).shape[2:])
+        if transposed:
+            yield x, weight, 1, places, outputs, inputs * kernel
+        else:
+            yield x, weight, 0, places, inputs * kernel, outputs
+    elif name == "_scaled_dot_product_flash_attention_for_cpu":
+        # The scores are never all in memory: their product counts as one that makes as much as it reads.
+        query, keys = args[0], args[1].shape[-2]
+        for other in args[1:3]:
+            yield query, other, 0, prod(query.shape[:-1]), keys, query.shape[-1]
+    elif name in ("embedding", "_embedding_bag"):
+        columns = args[0].shape[1]
+        yield args[1], args[0], 1, made[0].numel() // columns, 0, columns
+
+
+def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
+    """The operands of the sum that an operation takes, and its length; None if none."""
+    x, axes = args[0] if args else None, args[1] if len(args) > 1 else None
+    if name in MATRIX:
+        operands = args[MATRIX[name] :][:2]
+        return operands, operands[0].shape[-1]
+    if name == "convolution":
+        return args[:2], axes.shape[0] // args[8] if args[6] else axes.shape[1]
+    if name == "_trilinear":
+        shape = [1] * (x.ndim + len(args[3]))
+        for factor, expanded in zip(args[:3], args[3:6]):
+            sizes = iter(factor.shape)
+            for axis in range(len(shape)):
+                if axis not in expanded:
+                    shape[axis] = max(shape[axis], next(sizes))
+        return args[:3], prod(shape[axis] for axis in args[6])
+    if name.startswith("_scaled_dot_product") or name in ("_cdist_forward", "_euclidean_dist"):
+        return args[:2], x.shape[-1]
+    if name in ("sum", "nansum", "logsumexp", "prod"):
+        return args[:1], reduced(x, axes)[1]
+    if name in ("linalg_vector_norm", "norm") and axes not in (0, inf, -inf):
+        return args[:1], reduced(x, args[2] if len(args) > 2 else None)[1]
+    if name == "_weight_norm_interface":
+        return args[:2], x.numel() // x.shape[args[2] if len(args) > 2 else 0]
+    return None
 
 
 def _union(sets: Iterable[int]) -> int:
@@ -205,3 +274,18 @@ def _bits(numbers: int) -> Iterator[int]:
         lowest = numbers & -numbers
         yield lowest.bit_length() - 1
         numbers ^= lowest
+
+
+@contextmanager
+def _unfused(network: nn.Module) -> Iterator[None]:
+    """Layers are computed operation by operation."""
+    backends = torch.backends
+    before = backends.mkldnn.enabled, backends.cudnn.enabled, backends.mha.get_fastpath_enabled()
+    if any(isinstance(module, nn.RNNBase) for module in network.modules()):
+        backends.mkldnn.enabled = backends.cudnn.enabled = False
+    backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        backends.mkldnn.enabled, backends.cudnn.enabled = before[:2]
+        backends.mha.set_fastpath_enabled(before[2])

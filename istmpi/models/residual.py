@@ -72,9 +72,8 @@ def residual_blocks(
 
 
 def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
-    built = shaped(lambda: network.build(lengths))
-    kinds = nn.Sequential, nn.ModuleList
-    return {path: len(module) for path, module in built.named_modules() if isinstance(module, kinds)}
+    modules = shaped(lambda: network.build(lengths)).named_modules()
+    return {path: len(module) for path, module in modules if isinstance(module, (nn.Sequential, nn.ModuleList))}
 
 
 def _residual(
@@ -111,9 +110,8 @@ def _calls(
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         calls[path].append((_copied(inputs), named, _copied(output)))
 
-    with hooked(
-        built.get_submodule(path).register_forward_hook(partial(note, path), with_kwargs=True) for path in paths
-    ):
+    modules = {path: built.get_submodule(path) for path in paths}
+    with hooked(it.register_forward_hook(partial(note, path), with_kwargs=True) for path, it in modules.items()):
         network.forward(built, *x)
     return calls
 
@@ -131,26 +129,22 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
 
     def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        end = (
-            f"{name}.out_proj".lstrip(".") if name in attentions else name
-        )  # whose weights it reads, and never calls it
+        # Attention reads the weights of its last layer, and never calls it.
+        end = f"{name}.out_proj".lstrip(".") if name in attentions else name
         if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
             called.append(end)
 
-    hooks = [
-        layer.register_forward_hook(lambda layer, inputs, output, name=name: note(name, layer, inputs, output))
-        for name, layer in (layers | attentions).items()
-    ]
-    with hooked(hooks), torch.no_grad():
+    noted = (layers | attentions).items()
+    with hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted), torch.no_grad():
         block(*_copied(inputs), **named)
-    ends = list(called)
 
     def is_identity(silent: Sequence[str]) -> bool:
         with _times(0, [layers[name] for name in silent]), torch.no_grad():
             return alike(_first(block(*_copied(inputs), **named)), inputs[0])
 
-    if not is_identity(ends):
+    if not is_identity(called):
         return ()
+    ends = called
     for name in called:
         fewer = [end for end in ends if end != name]
         if is_identity(fewer):

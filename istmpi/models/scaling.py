@@ -7,7 +7,7 @@ multiplied itself. The calls of others are found again by module, function, para
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf, log, prod
 from typing import Any
@@ -124,6 +124,9 @@ class Provenance:
     def clear(self) -> None:
         self._known.clear()
 
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return storage_of(tensor) in self._known
+
     def parameters(self, operands: Sequence[Any]) -> str:
         """The names of the parameters that operands are made of."""
         entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
@@ -131,9 +134,8 @@ class Provenance:
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
         """Take note of an operation, whose results are known if all that it used is."""
-        if name.endswith("_like") or name.startswith("new_"):
-            used = []  # their values do not count
-        all_known = all(storage_of(tensor) in self._known for tensor in tensors_in(used))
+        used = [] if shape_alone(name) else list(tensors_in(used))
+        all_known = all(tensor in self for tensor in used)
         parameters = self.parameters(used) if all_known else ""
         for tensor in made:
             if all_known:
@@ -142,13 +144,14 @@ class Provenance:
                 self._known.pop(storage_of(tensor), None)
 
 
-class Scaled(TorchFunctionMode):
-    """Multiplies the sums of a network's calls by their factors, by `Call.place` and the length that each sums over."""
+class Calls(TorchFunctionMode):
+    """Follows the sums that a network's code asks for: the one at the moment, and the number of calls so far."""
 
-    def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
+    def __init__(self, network: nn.Module, modules: list[str]):
         super().__init__()
-        self._network, self._modules, self._known = network, [""], Provenance()
-        self._factors = [(*key, factor) for key, factor in factors.items()]
+        self.current: Call | None = None
+        self.turn = 0
+        self._network, self._modules, self._known = network, modules, Provenance()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -159,35 +162,69 @@ class Scaled(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        call = call_of(name, args, kwargs)
-        factor: Any = 1.0
+        call, operands = call_of(name, args, kwargs), ()
         if call:
             call, operands = call.placed(self._modules[-1], self._known.parameters(call.operands)), call.operands
+        self.current, self.turn = call, self.turn + 1
+        outputs = self.compute(func, args, kwargs, operands)
+        self.current = None
+        self._known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
+        return outputs
+
+    def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+        return func(*args, **kwargs)
+
+
+class Scaled(Calls):
+    """Multiplies the sums of a network's calls by their factors, by `Call.place` and the length that each sums over."""
+
+    def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
+        super().__init__(network, [""])
+        self._factors = [(*key, factor) for key, factor in factors.items()]
+
+    def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+        call, factor = self.current, 1.0
+        if call:
             # Some lengths are symbols while a program is exported; those of other calls may not be compared.
             here = (factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner)
             factor = next(here, 1.0)
         if isinstance(factor, float) and factor == 1:
+            return func(*args, **kwargs)
+        if call.operand == OUTPUT:
             outputs = func(*args, **kwargs)
-        elif call.operand == OUTPUT:
-            outputs = func(*args, **kwargs)
-            outputs = outputs + log(factor) if name == "logsumexp" else outputs * factor**call.power
-        else:
-            scaled = operands[0] * factor
-            if call.operand < len(args):
-                args = [*args]
-                if name == "einsum" and isinstance(args[1], list | tuple):
-                    args[1] = [scaled, *args[1][1:]]
-                else:
-                    args[call.operand] = scaled
-            else:
-                kwargs = {**kwargs, "input": scaled}
-            outputs = func(*args, **kwargs)
-        self._known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
-        return outputs
+            return outputs + log(factor) if call.function == "logsumexp" else outputs * factor**call.power
+        scaled, args = operands[0] * factor, [*args]
+        if call.operand >= len(args):
+            return func(*args, **{**kwargs, "input": scaled})
+        listed = call.function == "einsum" and isinstance(args[1], list | tuple)
+        args[call.operand] = [scaled, *args[1][1:]] if listed else scaled
+        return func(*args, **kwargs)
+
+
+def input_multiplied(
+    factor: Callable[[], Any], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs:
+        return (inputs[0] * factor(), *inputs[1:]), named
+    return inputs, {**named, "input": named["input"] * factor()}
+
+
+def multiply_sums(
+    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
+) -> None:
+    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
+    plain = network.forward
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        calls, weights = factors()
+        with _multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
+            return plain(*inputs, **named)
+
+    network.forward = forward
 
 
 @contextmanager
-def multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
+def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
     factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
     products: dict[int, torch.Tensor] = {}
     changed = []
@@ -225,6 +262,11 @@ def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
             handles.append(module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True))
     with hooked(handles):
         yield
+
+
+def shape_alone(name: str) -> bool:
+    """Return True for an operation to which the values of its tensors do not count."""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -78,12 +78,10 @@ def source_of(kind: type[nn.Module]) -> Source:
 
 def _source_of(kind: type, module: ModuleType) -> Source:
     """The source of a class from a module, perhaps imported there from another."""
-    modules = dict.fromkeys([module.__name__, kind.__module__])
-    homes = [_Home.of(module if name == module.__name__ else sys.modules.get(name)) for name in modules]
     files: dict[Path, str] = {}
     libraries: set[str] = set()
-    for home in filter(None, homes):
-        home.collect(files, libraries)
+    for name in dict.fromkeys([module.__name__, kind.__module__]):
+        _collect(module if name == module.__name__ else sys.modules.get(name), files, libraries)
     if not files:
         return Source()
     first, *others = files
@@ -93,46 +91,39 @@ def _source_of(kind: type, module: ModuleType) -> Source:
     return Source(digest.hexdigest()[:16], {name: _version(name) for name in sorted(libraries)})
 
 
-@dataclass(frozen=True)
-class _Home:
-    folder: Path
-    file: Path
+def _file_of(module: ModuleType | None) -> Path | None:
+    try:
+        return Path(inspect.getsourcefile(module)).resolve()
+    except TypeError:  # it is built in, or there is none
+        return None
 
-    @staticmethod
-    def of(module: ModuleType | None) -> _Home | None:
-        try:
-            file = Path(inspect.getsourcefile(module)).resolve()
-        except TypeError:  # it is built in, or there is none
-            return None
-        above = module.__name__.count(".") + (file.name == "__init__.py")
-        return _Home(file.parents[min(above, len(file.parents) - 1)], file)
 
-    def collect(self, files: dict[Path, str], libraries: set[str]) -> None:
-        waiting = [self.file]
-        while waiting:
-            file = waiting.pop()
-            if file in files or not file.is_file():
-                continue
-            files[file] = file.relative_to(self.folder).as_posix()
-            if any(part in INSTALLED for part in file.parts):
-                libraries.add(files[file].partition("/")[0].removesuffix(".py"))
-                continue
-            for name in _imported(file, self.folder):
-                waiting += self._files(name)
-                top = name.partition(".")[0]
-                if not self._has(top) and top not in sys.stdlib_module_names:
-                    libraries.add(top)
+def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
+    """Add a module's file, and those from its folder that it imports, with their names there."""
+    if not (file := _file_of(module)):
+        return
+    above = module.__name__.count(".") + (file.name == "__init__.py")
+    folder, waiting = file.parents[min(above, len(file.parents) - 1)], [file]
+    while waiting:
+        file = waiting.pop()
+        if file in files or not file.is_file():
+            continue
+        files[file] = file.relative_to(folder).as_posix()
+        if any(part in INSTALLED for part in file.parts):
+            libraries.add(files[file].partition("/")[0].removesuffix(".py"))
+            continue
+        for name in _imported(file, folder):
+            waiting += _files(folder, name)
+            top = name.partition(".")[0]
+            here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+            if not here and top not in sys.stdlib_module_names:
+                libraries.add(top)
 
-    def _has(self, top: str) -> bool:
-        return (self.folder / f"{top}.py").is_file() or (self.folder / top).is_dir()
 
-    def _files(self, name: str) -> Iterator[Path]:
-        at = self.folder
-        for part in name.split("."):
-            for file in (at / f"{part}.py", at / part / "__init__.py"):
-                if file.is_file():
-                    yield file
-            at /= part
+def _files(folder: Path, name: str) -> Iterator[Path]:
+    for part in name.split("."):
+        yield from filter(Path.is_file, (folder / f"{part}.py", folder / part / "__init__.py"))
+        folder /= part
 
 
 def _imported(file: Path, folder: Path) -> Iterator[str]:
@@ -153,6 +144,6 @@ def _imported(file: Path, folder: Path) -> Iterator[str]:
 
 def _version(name: str) -> str:
     library = sys.modules.get(name)
-    if (version := getattr(library, "__version__", None)) is None and (home := _Home.of(library)):
-        return hashlib.sha256(home.file.read_bytes()).hexdigest()[:16]
+    if (version := getattr(library, "__version__", None)) is None and (file := _file_of(library)):
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return str(version or "")

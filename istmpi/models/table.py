@@ -6,13 +6,68 @@ It is written down (`istmpi.models.tables`) or found (`istmpi.models.inspection`
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 from istmpi.engine.axes import Axis, Factor, Pattern
-from istmpi.models.operators import EPSILON, Operator
 from istmpi.settings import convert
+
+Number = int | Fraction
+
+AGGREGATION = "Aggregation"
+"""The kind of a graph's sums over the neighbours of a node."""
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``; a look-up has the inner
+    length 0.
+    """
+
+    shape: Pattern
+    """Rows, inner, columns: ``256 (9 channels1) channels2``."""
+    module: str
+    """The name of the module that it is called in; empty for the network's own ``forward``."""
+    kind: str
+    parameter: str = ""
+    """The weight that it multiplies by; empty if there is none."""
+    axis: int | None = None
+    """The axis of that weight whose positions are the columns."""
+    gradients: int = 2
+    """Products of the same size in the backward pass: one for each factor that needs a gradient."""
+    of_input: bool = False
+    """A factor is the network's input, whose gradient nobody needs."""
+    calls: int = 1
+    examples: int = 1
+    """The power of the number of examples that it grows with, 0 or 1."""
+    lookups: float = 0
+    """The rows of a table that a bag adds up; the others that a node hears from."""
+    block: int = 0
+    """Columns that are in memory at a time; 0 for all."""
+
+    def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Multiply-adds of a forward pass; the backward pass has ``gradients`` times as many."""
+        return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
+
+    def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
+        forward = 2 * self.multiply_adds(lengths, examples)
+        return forward, self.gradients * forward
+
+    def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        return self.outputs(lengths, examples) * self.lookups
+
+    def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """The part of its `outputs` that is in memory at a time."""
+        columns = self.shape.shape(lengths)[2]
+        return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
+
+    def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        rows, _, columns = self.shape.shape(lengths)
+        return rows * columns * self.calls * examples**self.examples
 
 
 @dataclass(frozen=True)
@@ -118,9 +173,20 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        patterns = (Pattern.parse(entry.axes) for entry in self.parameters.values())
-        scaled = [group for group in self.groups if not any(group in names for names in self.unscaled.values())]
-        return dealt_by_default(patterns, scaled, self.residual, self.preferred, self.blocks)
+        """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
+
+        Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
+        blocks only where there is nothing else.
+        """
+        groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
+        if chosen := tuple(group for group in groups if group in self.preferred):
+            return chosen
+        widths = tuple(group for group in groups if group not in self.blocks) or groups
+        open_to = tuple(group for group in widths if group not in self.residual) or widths
+        inside = set()
+        for axis in (axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes):
+            inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
+        return tuple(group for group in open_to if group not in inside) or open_to
 
     def tree(self) -> dict[str, Any]:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -152,26 +218,8 @@ class Table:
         return tree | {"parameters": axes, "dealt": list(self.dealt)}
 
 
-def dealt_by_default(
-    patterns: Iterable[Pattern],
-    groups: Collection[str],
-    residual: Mapping[str, str],
-    preferred: Collection[str] = (),
-    blocks: Collection[str] = (),
-) -> tuple[str, ...]:
-    """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
-
-    Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
-    ``blocks`` only where there is nothing else.
-    """
-    if chosen := tuple(group for group in groups if group in preferred):
-        return chosen
-    widths = tuple(group for group in groups if group not in blocks) or tuple(groups)
-    open_to = tuple(group for group in widths if group not in residual) or widths
-    inside = set()
-    for axis in (axis for pattern in patterns for axis in pattern.axes):
-        inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
-    return tuple(group for group in open_to if group not in inside) or open_to
+def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
+    return sum(sum(operator.flops(lengths)) for operator in operators)
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.operators import AGGREGATION, Operator
-from istmpi.models.table import BatchNormalisation, ParameterEntry, Table
+from istmpi.models.table import AGGREGATION, BatchNormalisation, Operator, ParameterEntry, Table
 from istmpi.names import ACTIVATIONS, NORMS
 
 

@@ -7,21 +7,21 @@ a factor. Where the full network has other sizes than follow, these stand for al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log2, prod
+from typing import Any
 
 import torch
 from torch import nn
 
-from istmpi.engine.axes import Pattern
+from istmpi.engine.axes import Axis, Factor, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import built
-from istmpi.models.operators import Operator
-from istmpi.models.recording import Record, Recorder
-from istmpi.models.table import Blocks, inside, unit_of
-from istmpi.models.trials import few, one_thread
+from istmpi.models.norms import built
+from istmpi.models.recording import Recorder
+from istmpi.models.table import Blocks, Operator, inside, unit_of
+from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork
-from istmpi.trees import tensors_of
 
 EXAMPLES = 2
 """Examples in the passes that are watched; batch statistics need two."""
@@ -29,125 +29,119 @@ NO_BLOCKS: Blocks = {}
 
 
 @dataclass(frozen=True)
-class Traced:
-    operators: tuple[Operator, ...]
-    """The products, in the order in which they are first called."""
-    normalised: tuple[Pattern, ...]
-    inexact: tuple[str, ...]
-    residual: Mapping[str, str]
+class Family:
+    """Records of a network at some lengths, and with each width doubled, or None where it computes something else."""
+
+    lengths: Mapping[str, int]
+    base: Sequence[Any]
+    doubled: Mapping[str, Sequence[Any] | None]
+    """The records by the width that is doubled; in training "" has the examples doubled."""
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.doubled.values()
+
+    @staticmethod
+    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
+        """The family of a network that is ``full``, with few units if it takes these; None if it has none."""
+
+        def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
+            try:
+                module = full.network if at == lengths else built(network, at)
+                records = followed(network, module, full.training, examples)[0].records
+            except ConfigError:
+                return None
+            return records if records == full.records else None
+
+        best = None
+        for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
+            with one_thread():
+                if (base := full.records if at == lengths else member(at)) is not None:
+                    doubled = {name: member({**at, name: 2 * length}) for name, length in at.items()}
+                    best = Family(at, base, doubled | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
+            if best and best.complete:
+                break
+        return best
+
+
+def followed(
+    network: UserNetwork, module: nn.Module, training: bool, examples: int = EXAMPLES
+) -> tuple[Recorder, torch.Tensor, bool]:
+    """The record and the outputs of a forward pass; True if it draws numbers."""
+    recorder, x = Recorder(module, training), network.examples(examples, torch.get_default_dtype())
+    with seeded(), recorder.following():
+        state = torch.get_rng_state()
+        outputs = network.forward(module.train(training), *x, gradients=training)
+        return recorder, outputs, not torch.equal(state, torch.get_rng_state())
+
+
+def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
+    """The widths that a size has as factors, as often as it has them; and whether it is a product of widths."""
+    powers = [(name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()]
+    names = [name for name, power in powers for _ in range(round(power))]
+    return names, all(power == round(power) >= 0 for _, power in powers)
+
+
+def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
+    """An axis that has these widths as factors, inside of the rest of its length."""
+    literal = length // prod(lengths[name] for name in names)
+    first = [Factor(None, literal)] * (literal != 1 or not names)
+    return str(Axis((*first, *map(Factor, names))))
 
 
 def trace(
-    network: UserNetwork,
-    lengths: Mapping[str, int],
-    blocks: Blocks = NO_BLOCKS,
-    full: nn.Module | None = None,
-    recorder: Recorder | None = None,
-) -> Traced:
-    """The computation of a network, in terms of these widths and blocks; ConfigError where it cannot be run."""
-    full = full or built(network)
-    recorder = recorder or recorded(network, full, EXAMPLES)[0]
-    of_full = recorder.records
-    with one_thread():
-        small = _Family.of(network, lengths, of_full, full) if few(lengths) == lengths else None
-        small = small or _Family.of(network, few(lengths), of_full)
-    small = small or _Family.of(network, lengths, of_full)
+    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
+) -> dict[str, Any]:
+    """The operators of a network, with what else its `Table` says of them, in terms of these widths and blocks.
+
+    ConfigError where it cannot be run.
+    """
+    full = full or followed(network, built(network), True)[0]
+    family = Family.of(network, lengths, full)
     operators: Counter[Operator] = Counter()
     normalised, inexact = [], []
     made: dict[int, frozenset[str]] = {}
-    for place, record in enumerate(of_full):
-        read = small.read(place, record.sizes, lengths) if small else None
+    for place, record in enumerate(full.products):
+        read = _read(family, place, record.sizes, lengths) if family and family.complete else None
         if read is None:
             inexact.append(record.module)
             scaled = record.sizes[0] % EXAMPLES == 0
             read = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
         text, examples = read
         shape = inside(Pattern.parse(text), unit_of(blocks, record.module))
-        if record.normalises:
+        if len(record.sizes) == 1:
             normalised.append(shape)
         else:
             made[place] = shape.axes[2].names
-            operators[record.operator(shape, examples)] += 1
+            facts = record.module, record.kind, record.parameter, record.axis, record.gradients, record.of_input
+            operators[Operator(shape, *facts, examples=examples)] += 1
     residual: dict[str, str] = {}
-    for pair in sorted(recorder.joins):
-        first, second = (of_full[place].module or of_full[place].parameter for place in pair)
+    for pair in sorted(full.joins):
+        first, second = (full.products[place].module or full.products[place].parameter for place in pair)
         for name in sorted(made[pair[0]] & made[pair[1]]):
             residual.setdefault(name, f"{first} and {second}")
-    merged = tuple(replace(operator, calls=calls) for operator, calls in operators.items())
-    return Traced(merged, tuple(normalised), tuple(dict.fromkeys(inexact)), residual)
+    return {
+        "operators": tuple(replace(operator, calls=calls) for operator, calls in operators.items()),
+        "normalised": tuple(map(str, normalised)),
+        "inexact": tuple(dict.fromkeys(inexact)),
+        "residual": residual,
+    }
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The records of a network at some lengths, and with each width, or the examples, doubled."""
-
-    lengths: Mapping[str, int]
-    examples: int
-    records: Sequence[Record]
-    doubled: Mapping[str, Sequence[Record]]
-    """The records with a width, by its name, or the examples doubled."""
-
-    @staticmethod
-    def of(
-        network: UserNetwork, lengths: Mapping[str, int], expected: Sequence[Record], full: nn.Module | None = None
-    ) -> _Family | None:
-        """The family at these lengths; None where a member cannot be run, or computes other things."""
-        examples = EXAMPLES // 2 if full else EXAMPLES
-
-        def records(module: nn.Module, examples: int = examples) -> list[Record]:
-            return recorded(network, module, examples)[0].records
-
-        try:
-            module = full or built(network, lengths)
-            doubled = {"": expected if full else records(module, 2 * examples)}
-            for name, length in lengths.items():
-                doubled[name] = records(built(network, {**lengths, name: 2 * length}))
-            family = _Family(lengths, examples, records(module), doubled)
-        except ConfigError:
+def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:
+    """The sizes of a record as axes, and the power of the examples; None where one is no product of widths, or not as
+    expected.
+    """
+    axes, examples = [], 0
+    small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}
+    for slot, expected_size in enumerate(expected):
+        size = family.base[place].sizes[slot]
+        doubled = {name: records[place].sizes[slot] for name, records in family.doubled.items()}
+        names, exact = factors_of(size, doubled)
+        literal, rest = divmod(size, prod(small[name] for name in names))
+        if not exact or rest or literal * prod(in_full[name] for name in names) != expected_size:
             return None
-        kinds = [record.what for record in expected]
-        members = (family.records, *family.doubled.values())
-        return family if all([record.what for record in member] == kinds for member in members) else None
-
-    def read(self, place: int, expected: Sequence[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-        """The sizes of a record as axes, and the power of the examples; None where one is no product of widths, or not
-        as expected.
-        """
-        axes, examples = [], 0
-        for slot, expected_size in enumerate(expected):
-            size = self.records[place].sizes[slot]
-            powers = {name: _power(records[place].sizes[slot], size) for name, records in self.doubled.items()}
-            if None in powers.values():
-                return None
-            batch = powers.pop("")
-            factor, of_full = self.examples**batch, EXAMPLES**batch
-            for name, power in powers.items():
-                factor, of_full = factor * self.lengths[name] ** power, of_full * full[name] ** power
-            literal, rest = divmod(size, factor)
-            if rest or literal * of_full != expected_size:
-                return None
-            examples += batch
-            names = [name for name, power in powers.items() for _ in range(power)]
-            factors = [str(literal)] * (literal != 1 or not names) + names
-            axes.append(factors[0] if len(factors) == 1 else f"({' '.join(factors)})")
-        return " ".join(axes), examples
-
-
-def _power(doubled: int, size: int) -> int | None:
-    ratio = doubled // size if size and doubled % size == 0 else int(doubled == size)
-    return ratio.bit_length() - 1 if ratio and ratio & (ratio - 1) == 0 else None
-
-
-def recorded(network: UserNetwork, module: nn.Module, examples: int) -> tuple[Recorder, torch.Tensor, bool]:
-    """The record and the outputs of a forward pass, as in training; True if it draws numbers."""
-    x = network.examples(examples, torch.get_default_dtype())
-    recorder, fused = Recorder(module, *tensors_of(x)), torch.backends.mkldnn.enabled
-    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-        torch.backends.mkldnn.enabled = False  # else a recurrent layer is one operation, of which nothing is seen
-    try:
-        with torch.random.fork_rng(devices=[]), recorder.following(module), recorder:
-            state = torch.get_rng_state()
-            outputs = network.forward(module.train(), *x, gradients=True)
-            return recorder, outputs, not torch.equal(state, torch.get_rng_state())
-    finally:
-        torch.backends.mkldnn.enabled = fused
+        examples += names.count("")
+        names = [name for name in names if name]
+        axes.append(axis_of(literal * prod(small[name] for name in names), names, small))
+    return " ".join(axes), examples

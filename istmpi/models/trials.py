@@ -62,6 +62,12 @@ def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, t
     return drawn
 
 
+def set_values(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Give a network's parameters these values, each in its own precision."""
+    for name, parameter in network.named_parameters():
+        parameter.data = values[name].to(parameter.dtype)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """PyTorch computes with one thread: several only wait for each other here."""

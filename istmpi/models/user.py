@@ -1,29 +1,17 @@
-"""A user's network: a class of a file or a package, with the arguments of its constructor.
-
-    FILE.py:Class        package.module:Class
-
-Arguments with a name among `DATA_ARGUMENTS` are filled in from the data. All others are settings, with the names, types
-and defaults of the constructor.
-"""
+"""A user's network: a class of a file or a package, with the arguments of its constructor."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from istmpi.code import gradients_kept, short
-from istmpi.errors import ConfigError, did_you_mean
+from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
-from istmpi.models.arguments import ALSO_FILLED_IN, DATA_ARGUMENTS, arguments_of
-from istmpi.models.source import Source, load, load_class, source_of
-from istmpi.models.tables import has_table
-from istmpi.names import SHIPPED, place_of
-from istmpi.tasks import CLASSIFICATION, OWN, TASKS
+from istmpi.models.source import Source
 from istmpi.trees import call, inputs_to, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -31,9 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 IN_A_ROW = 3
-ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
-"""The inputs of networks that accept no others."""
-_MISSING = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -69,6 +54,9 @@ class UserNetwork:
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values are not the constructor's."""
 
+    def refused(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.name}: {problem}")
+
     @property
     def kind(self) -> type[nn.Module]:
         return self.load()[0]
@@ -93,7 +81,7 @@ class UserNetwork:
         """The widths that the class prefers to deal out (``DEALT``)."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{self.name}: DEALT = {names!r} must be names of arguments, such as ('hidden',).")
+            raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
         return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
 
     @property
@@ -130,15 +118,15 @@ class UserNetwork:
             shown = _listed({name: arguments[name] for name in self.settings})
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
             cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
-            raise ConfigError(
-                f"{self.name}: its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
+            raise self.refused(
+                f"its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
             ) from error
         if not isinstance(built, nn.Module):
-            raise ConfigError(f"{self.name}: its class makes {type(built).__name__}, not a torch.nn.Module.")
+            raise self.refused(f"its class makes {type(built).__name__}, not a torch.nn.Module.")
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
-                raise ConfigError(
-                    f"{self.name}: its parameter {name} has no shape before the first forward pass. Give its layer the "
+                raise self.refused(
+                    f"its parameter {name} has no shape before the first forward pass. Give its layer the "
                     f"number of its inputs."
                 )
             if parameter.ndim == 0:
@@ -161,6 +149,15 @@ class UserNetwork:
             kept = self.frozen.get(name)
             if kept is not None and kept.shape == values.shape and not values.is_meta:
                 values.data = kept
+
+    @property
+    def frozen_digest(self) -> float:
+        """A number that tells frozen parameters apart, on all machines the same but for rounding; 0 without any."""
+        total = 0.0
+        for number, name in enumerate(sorted(self.frozen), 1):
+            flat = self.frozen[name].reshape(-1)
+            total += number * float(flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum())
+        return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
         """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own."""
@@ -196,26 +193,22 @@ class UserNetwork:
         except BaseException as error:
             if self.example is not None:
                 shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
-                raise ConfigError(f"{self.name}: its forward fails on tensors of {shapes}: {short(error)}.") from error
-            shape = " x ".join(map(str, inputs[0].shape))
-            given = f"on examples of shape {shape}"
+                raise self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.") from error
+            given = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
             cure = "A network that asks only for features gets flat examples, others the shape of the data"
             if self.sparse:
                 given = "on sparse rows"
                 cure = "Sparse rows come as columns, offsets and values, as for nn.EmbeddingBag (docs/networks.md)"
             if self.graph:
                 given = f"on a graph of {len(inputs[0])} nodes"
-                cure = (
-                    "A graph comes as features, offsets and columns: node i has neighbours "
-                    "columns[offsets[i]:offsets[i + 1]]"
-                )
-            raise ConfigError(f"{self.name}: its forward fails {given}: {short(error)}. {cure}.") from error
+                cure = "A graph comes as features, offsets and columns: node i has neighbours "
+                cure += "columns[offsets[i]:offsets[i + 1]]"
+            raise self.refused(f"its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
-            numbers = [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]
-            if numbers:
+            if numbers := [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]:
                 return torch.cat(numbers, dim=1)
             kind = type(returned).__name__
-            raise ConfigError(f"{self.name}: its forward returns {kind}, without floating-point tensors.")
+            raise self.refused(f"its forward returns {kind}, without floating-point tensors.")
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
 
@@ -233,13 +226,12 @@ class UserNetwork:
             if shape != expected:
                 loss = ". Pass its loss to istmpi.with_loss instead of returning it"
                 cure = loss if shape == () else ". Let its outputs follow from the argument outputs or num_classes"
-                raise ConfigError(
-                    f"{self.name}: its forward returns {shape}{place} for {count} examples; the data need "
-                    f"{expected}{cure}."
+                raise self.refused(
+                    f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
                 )
             if not outputs.is_floating_point():
-                raise ConfigError(
-                    f"{self.name}: its forward returns numbers of {outputs.dtype}{place}; the data need "
+                raise self.refused(
+                    f"its forward returns numbers of {outputs.dtype}{place}; the data need "
                     "floating-point numbers. Return scores, for classes logits."
                 )
 
@@ -258,110 +250,6 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
         if fixed and isinstance(module, nn.RNNBase):
             module._init_flat_weights()  # it has its weights in a list as well
     return frozen
-
-
-def user_network(
-    name: str,
-    shape: tuple[int, ...],
-    outputs: int,
-    settings: Mapping[str, Any],
-    task: str = CLASSIFICATION,
-    example: tuple[Any, ...] | None = None,
-    network: type[nn.Module] | None = None,
-) -> UserNetwork:
-    """The network of this name with these settings; ConfigError for whatever is wrong with it.
-
-    ``outputs``: 0 where the data do not tell. With an ``example`` settings may say what data tell otherwise.
-    ``network``: the class; else the code of a name is run.
-    """
-    if name == "mlp" and (advice := TASKS[task].network):
-        raise ConfigError(f"model.name = 'mlp' {advice}")
-    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network.")
-    facts = {"shape": tuple(shape), "features": prod(shape), "outputs": outputs}
-    if task == OWN:
-        facts |= {} if shape else {"features": 0}
-        facts = {fact: value for fact, value in facts.items() if value and fact not in settings}
-        facts |= {fact: value for fact, value in settings.items() if fact in DATA_ARGUMENTS}
-        settings = {setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS}
-    if has_table(name):  # its class may stay unloaded: a plan needs no torch
-        facts.pop("shape", None)
-        arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
-        loader = partial(_shipped, name)
-    else:
-        loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
-        arguments, loader = _signature(name, loaded[0]), lambda: loaded
-        of_data = {"outputs": outputs, "channels": shape[0] if len(shape) > 1 else 0}
-        also = {argument: of_data[fact] for argument, fact in ALSO_FILLED_IN.items() if argument not in settings}
-        facts |= {argument: value for argument, value in also.items() if value}
-    filled_in = {*DATA_ARGUMENTS, *facts}
-    defaults = {argument: default for argument, default in arguments.items() if argument not in filled_in}
-    for taken in ("scale", "init"):
-        if taken in defaults:
-            raise ConfigError(
-                f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it."
-            )
-    for setting in settings:
-        if setting in DATA_ARGUMENTS:
-            fact = DATA_ARGUMENTS[setting]
-            raise ConfigError(f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out.")
-        if setting not in defaults:
-            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
-    values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
-    for argument, value in values.items():
-        if value is _MISSING:
-            raise ConfigError(
-                f"{name}: its argument {argument} has no default, and the data do not define it "
-                f"({', '.join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])}). Give --set model.{argument}=..., or a "
-                "default."
-            )
-    for fact in (fact for fact in DATA_ARGUMENTS if fact in arguments and fact not in facts):
-        if arguments[fact] is not _MISSING:
-            continue
-        raise ConfigError(
-            f"{name}: its argument {fact} is {DATA_ARGUMENTS[fact]}, which these data do not define. Set it: "
-            f"--set model.{fact}=10."
-        )
-    flat = "features" in arguments and "shape" not in arguments and example is None
-    return UserNetwork(
-        name,
-        loader,
-        {fact: value for fact, value in facts.items() if fact in arguments},
-        values,
-        inputs=(facts["features"],) if flat else tuple(shape),
-        outputs=outputs,
-        tokens=TASKS[task].of_tokens,
-        sparse=TASKS[task].ranks_labels,
-        graph=TASKS[task].of_nodes,
-        defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
-        example=example,
-    )
-
-
-@cache
-def _shipped(name: str) -> tuple[type[nn.Module], Source]:
-    # Reading all that its files import takes a tenth of a second, and nobody asks for the source behind a table.
-    place = place_of(name)
-    return (load_class(place)[0], Source()) if has_table(name) else load(place)
-
-
-def require_known(name: str) -> None:
-    if name not in SHIPPED and ":" not in name:
-        more = ". Give your network as FILE.py:Class or package.module:Class."
-        raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
-
-
-def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
-    """The arguments of a constructor that have a name, with their defaults."""
-    try:
-        parameters = inspect.signature(kind).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: its constructor's arguments cannot be read ({error}).") from None
-    return {
-        name: given.default
-        for name, given in parameters.items()
-        if given.kind in (given.KEYWORD_ONLY, given.POSITIONAL_OR_KEYWORD) or name in DATA_ARGUMENTS
-    }
 
 
 def _is_number(value: Any) -> bool:

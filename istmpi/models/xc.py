@@ -6,7 +6,7 @@ As in the paper's extreme classification (arXiv 1910.02120, Amazon-670k): a bag 
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.label_blocks import LabelBlocks
+from istmpi.models.linear import LabelBlocks
 
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
 

@@ -192,7 +192,7 @@ class Training(Prepared):
             self._temperature if calibrated else 1.0,
             self.shares.known(self.rounds_done),
             self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
-            self.architecture.frozen_digest,
+            self.architecture.code.frozen_digest,
         )
 
     def resume(self, path: Path) -> list[str]:

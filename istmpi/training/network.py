@@ -163,7 +163,7 @@ def planned_network(run: Run, data: Dataset) -> Architecture:
 
 
 def _code(run: Run, data: Dataset) -> UserNetwork:
-    from istmpi.models.user import require_known, user_network
+    from istmpi.models.arguments import require_known, user_network
 
     require_known(run.model.name)
     arguments = run.model.arguments_for(data.task)

@@ -62,7 +62,8 @@ def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
     x = np.random.default_rng(0).normal(8, 4, (5, 64)).astype(np.float32)
     with open_checkpoint(path) as checkpoint:
         temperature = checkpoint.header.temperature
-        expected = [of.numpy() / temperature for of in CalibratedNetwork(checkpoint)._run(x)]
+        opened = CalibratedNetwork(checkpoint)
+        expected = [of.numpy() / temperature for of in opened.outputs(opened.batch(x))]
     program = torch.export.load(export(path, "torch").beside).module()
     for found, wanted in zip(program(torch.from_numpy(x.reshape(-1, 1, 8, 8))), expected, strict=True):
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)

@@ -12,9 +12,10 @@ from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.architecture import Architecture, scale_sums
+from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.user import user_network
+from istmpi.models.scaling import multiply_sums
 from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training
 
@@ -81,8 +82,8 @@ def naive(comm, own, network, store, sample, batches):
         layer.weight = nn.Parameter(layer.weight.detach() * factor)
     for name, groups in network.table.folded.items():
         module.get_parameter(name).data *= SHARE ** sum(group in store.scale for group in groups)
-    calls = network.scaled_calls(network.lengths, store.full_scale)
-    scale_sums(module, lambda: (calls, {}))
+    calls = network.scaled_calls(store.full_scale)
+    multiply_sums(module, lambda: (calls, {}))
     norms = {name: one for name, one in module.named_modules() if isinstance(one, nn.BatchNorm1d | nn.BatchNorm2d)}
     counts = {}
     for name, norm in norms.items():

@@ -13,7 +13,7 @@ from istmpi.cost.evaluation import evaluation_plan
 from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.gat import GAT
+from istmpi.models.graphs import GAT
 from istmpi.training.loop import Training
 
 WIDTHS = {"hidden1": 13, "hidden2": 11}
@@ -222,7 +222,7 @@ def test_what_cannot_be_is_refused_in_one_line(comm, graph, changed, said):
 def test_a_network_of_ones_own_is_trained_alike(comm, graph):
     """The same class, found and proved instead of declared: the same weights to the last bit, the same score."""
     found, scores = [], []
-    for name in ("sage", "istmpi.models.sage:SAGE"):
+    for name in ("sage", "istmpi.models.graphs:SAGE"):
         training = Training(own_run(**settings(graph, model__name=name, **CLUSTERS)), comm)
         scores.append(list(training.rounds())[-1].score)
         found.append(whole(training))

@@ -36,7 +36,7 @@ WHO = ("one rank", "every rank elsewhere")
 OTHERS = [name for name in OPTIMIZERS if name != "adam-carried"]
 STOPPED = [("ist", optimizer, WHO[i % 2]) for i, optimizer in enumerate(OTHERS)]
 STOPPED += [(method, "adam-carried", WHO[i % 2]) for i, method in enumerate(METHODS)]
-"""Every method with the optimizer that has most state; `test_a_resumed_round_may_be_stopped_again` has one with less."""
+"""Every method with the optimizer that has most state; rounds that are stopped again have one with less."""
 FINISHES = [
     (finish, ("adam-reset", "adam-carried")[(i + done) % 2], done)
     for i, finish in enumerate(("data-parallel", "diloco", "codistillation", "dynamic-averaging"))

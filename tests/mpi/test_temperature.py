@@ -11,8 +11,8 @@ from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
+from istmpi.evaluation.fitting import fitted_temperature
 from istmpi.evaluation.sample import calibration_rows
-from istmpi.evaluation.temperature import fitted_temperature
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 LONGER = {"train__rounds": 12, "model__hidden": [40], "train__batch": 32, "model__dtype": "float32"}

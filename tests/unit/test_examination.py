@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from istmpi.config import Run
+from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
 from istmpi.models.table import Table
-from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -178,14 +179,14 @@ def test_a_sum_outside_of_a_layer_is_found_and_scaled():
     by_hand = ready("Odd", what="by hand")
     by_hand.require_dealable(("hidden",))
     assert by_hand.table.folded == {"weight": ("hidden",)}
-    assert by_hand.weight_factor("weight", by_hand.lengths, {"hidden": 0.25}) == 0.25
+    assert by_hand.weight_factor("weight", {"hidden": 0.25}) == 0.25
 
 
 def test_a_single_number_and_computed_values_are_parameters_like_others():
     assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
     computed = ready("Odd", what="computed")
     assert computed.table.computed == ("scale",)
-    torch.testing.assert_close(computed.constructed(3)["scale"], torch.linspace(1, 2, 7))
+    torch.testing.assert_close(computed.plain(3).scale.detach(), torch.linspace(1, 2, 7))
 
 
 def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():
@@ -259,6 +260,6 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
     assert described.parameters == convolutional.parameters
     with pytest.raises(ConfigError, match="give its code, --model FILE.py:Class"):
         described.build(described.lengths)
-    assert described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)).has_its_source
+    assert not changed_source(described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)))
     with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):
         described.with_code(own("Convolutional", (2, 8, 8), channels=[6, 4], hidden=9))

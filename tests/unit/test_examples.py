@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
 from istmpi.models.table import ResidualBlock
-from istmpi.models.user import user_network
 from istmpi.tasks import NEXT_TOKEN, NODE_CLASSES
 
 FOLDER = Path(__file__).parents[2] / "examples"

@@ -17,7 +17,7 @@ from istmpi.data.placement import place
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods.class_loss import class_loss, require_usable
-from istmpi.models.user import user_network
+from istmpi.models.arguments import user_network
 from istmpi.tasks import CLASSIFICATION, REGRESSION, Classification
 from istmpi.training.epochs import in_rounds
 

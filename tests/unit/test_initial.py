@@ -17,8 +17,8 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.user import user_network
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}
 OTHER = {"hidden1": 0.5, "hidden2": 0.2}

@@ -8,8 +8,8 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models import large
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.user import user_network
 
 
 class Recurrent(nn.Module):

@@ -11,11 +11,10 @@ from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
 from istmpi.models import leaves, mlp_network
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
-from istmpi.models.inspection import inspect
-from istmpi.models.leaf_proof import proved_leaves
+from istmpi.models.inspection import inspect, proved_leaves
 from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
-from istmpi.models.user import user_network
 
 FILE = networks.__file__
 WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])

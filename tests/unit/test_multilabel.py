@@ -15,10 +15,10 @@ from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.methods.sparse_rows import SparseRows, bags
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.label_blocks import LabelBlocks, defer
+from istmpi.models.linear import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
-from istmpi.models.user import user_network
 from istmpi.models.xc import XC
 from istmpi.multilabel import AT, LOSSES, Parts, Ranking, losses_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of

@@ -17,7 +17,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.inspection import inspect
-from istmpi.models.norms import calibrate, moments_of
+from istmpi.models.norms import calibrate
 from tests.networks.failing import FAILING
 from tests.networks.plain import (
     examples,
@@ -157,7 +157,7 @@ def test_calibrated_moments_are_those_that_pytorch_keeps_and_in_twins_those_of_a
         module = quiet(architecture.build(lengths, scale))
         outputs_of(row, module, values)  # it has them now
         layers.update(architecture.batch_norm_layers(module))
-        calibrate(module.eval(), layers, examples(row), moments_of)
+        calibrate(module.eval(), layers, examples(row))
         return outputs_of(row, module, values)
 
     for group in widths_in(row):

@@ -14,9 +14,9 @@ from torch import nn
 from istmpi.cost.holdings import Holdings
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.proof import Trial
-from istmpi.models.user import user_network
 
 FILE = Path(networks.__file__)
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
@@ -89,7 +89,7 @@ def words(axes):
 def test_a_network_of_any_lengths_has_the_shapes_of_its_patterns(name, shape, data):
     own = network(name, shape)
     found = proved(name, shape)
-    lengths = {group: data.draw(st.integers(1, 9), group) for group in found.groups}
+    lengths = {group: data.draw(st.integers(1, 9), group) for group in found.lengths}
     built = own.build(lengths)
     shapes = {parameter: tuple(values.shape) for parameter, values in built.named_parameters()}
     assert shapes == {parameter: axes.shape(lengths) for parameter, axes in found.parameters.items()}
@@ -147,7 +147,7 @@ def test_of_many_ways_to_read_the_axes_of_a_width_that_is_alone_one_is_enough(mo
     tried, broken_by = [], Trial.broken_by
     monkeypatch.setattr(Trial, "broken_by", lambda self, reading: tried.append(reading) or broken_by(self, reading))
     found = inferred("Expanding", (3, 8, 8))
-    assert found.groups == ("expand",) and len(tried) == 1
+    assert [*found.lengths] == ["expand"] and len(tried) == 1
     assert str(found.parameters["layers.3.weight"]) == "(expand 24) 1 3 3"
     assert str(found.parameters["layers.5.weight"]) == "24 (expand 24) 1 1"
 
@@ -156,7 +156,7 @@ def test_what_ranks_hold():
     found = inferred("Convolutional", IMAGE)
     own = network("Convolutional", IMAGE)
     parameters = {name: Parameter(pattern, "float32", 0, 0) for name, pattern in found.parameters.items()}
-    held = Holdings(parameters, found.lengths, found.groups, 4)
+    held = Holdings(parameters, found.lengths, [*found.lengths], 4)
     assert held.network_elements == sum(parameter.numel() for parameter in own.build().parameters())
     assert held.shared_bytes == 4 * 10
     assert held.parts[0].lengths == {"channels1": 4, "channels2": 8, "hidden": 16}
@@ -289,7 +289,7 @@ QKV = {"qkv.0.weight": "(3 heads head_dim) embed", "qkv.0.bias": "(3 heads head_
 
 def test_declared_axes_are_taken_once_they_are_proved():
     plain, found = infer(with_axes({})), infer(with_axes(QKV))
-    assert found.parameters == plain.parameters and found.groups == plain.groups
+    assert found.parameters == plain.parameters and found.lengths == plain.lengths
     for axes, broken in (
         (QKV | {"qkv.0.bias": "(heads 3 head_dim)"}, {"heads"}),
         (QKV | {"qkv.1.weight": "(head_dim heads 3) embed"}, {"heads", "head_dim"}),

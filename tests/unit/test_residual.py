@@ -10,10 +10,10 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.inspection import inspect
 from istmpi.models.resnet import ResNet
-from istmpi.models.user import user_network
 
 FILE = residual_networks.__file__
 IMAGE, FLAT = (1, 8, 8), (6,)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from istmpi.models.user import user_network
+from istmpi.models.arguments import user_network
 
 NET = """
 import json, os.path

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from istmpi.evaluation.temperature import COLDEST, HOTTEST, fitted_temperature
+from istmpi.evaluation.fitting import COLDEST, HOTTEST, fitted_temperature
 
 
 def drawn(seed, hotter, count=400, classes=5):

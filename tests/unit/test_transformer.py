@@ -13,10 +13,10 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
 from istmpi.models.transformer import Transformer
 from istmpi.models.trials import one_thread
-from istmpi.models.user import user_network
 from istmpi.tasks import NEXT_TOKEN
 
 WINDOW, WORDS = 12, 20

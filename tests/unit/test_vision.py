@@ -10,12 +10,13 @@ from istmpi.cost.survey import resized
 from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.models import architecture
-from istmpi.models.architecture import Architecture, built
+from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
 from istmpi.models.inspection import inspect
-from istmpi.models.operators import flops
+from istmpi.models.norms import built
+from istmpi.models.table import flops
 from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
-from istmpi.models.user import user_network
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {
@@ -92,14 +93,14 @@ def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, s
     thin = user_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
     lengths = {f"{key}{place}": width for key, widths in lists.items() for place, width in enumerate(widths, 1)}
     traced = trace(thin, dict.fromkeys(lengths, 4))
-    assert traced.inexact == ()
+    assert traced["inexact"] == ()
     for ranks in (1, 8):
         part = {key: [width // ranks if key == dealt else width for width in widths] for key, widths in lists.items()}
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             module = user_network(name, IMAGENET, 1000, settings | part).build().train()
             module(torch.empty(4, *IMAGENET)).square().mean().backward()
         held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
-        per_example = sum(sum(operator.flops(held)) for operator in traced.operators)
+        per_example = sum(sum(operator.flops(held)) for operator in traced["operators"])
         assert 4 * per_example == counter.get_total_flops(), ranks
 
 
@@ -115,9 +116,10 @@ def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network,
     passes = [1024] * 10 + [784]
     outputs = {one.module: 4 * one.outputs(full.lengths, sum(passes)) for one in full.operators}
     convolutions = sum(outputs[one.module] for one in full.operators if one.kind == "Conv2d")
-    plan = evaluation_plan(full, ranks, evaluation_memory(Run(), full, ranks), passes)
+    room = evaluation_memory(Run(), full, ranks)
+    plan = evaluation_plan(full, ranks, room, passes)
     moments = sum(8 + 2 * 4 * one.units for one in full.batch_norms.values())
-    assert plan.gathered_bytes <= plan.room and convolutions > 14 * sum(sizes.values())
+    assert plan.gathered_bytes <= room and convolutions > 14 * sum(sizes.values())
     if name == "resnet":
         assert plan.sharded == set() and plan.sent == (ranks - 1) * (sum(sizes.values()) + (24 + moments) * ranks)
     else:  # the last two, whose images are one pixel, and the dense layers

@@ -12,9 +12,9 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.sparse.split import SparseSplit
 from istmpi.models.architecture import Architecture
-from istmpi.models.label_blocks import defer
+from istmpi.models.arguments import user_network
+from istmpi.models.linear import defer
 from istmpi.models.tables import Facts, table_of
-from istmpi.models.user import user_network
 from istmpi.models.xc import XC
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 

@@ -19,7 +19,7 @@ from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
     from istmpi.models.inference import Inferred
-    from istmpi.models.operators import Operator
+    from istmpi.models.table import Operator
 
 
 @click.command("model")
@@ -69,8 +69,8 @@ def command(
 
     from istmpi.config.sections import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
+    from istmpi.models.arguments import user_network
     from istmpi.models.inspection import examine
-    from istmpi.models.user import user_network
     from istmpi.report.checkpoints import tables
 
     arguments = _arguments(assignments)
@@ -104,7 +104,7 @@ def command(
 
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
     from istmpi.cost.holdings import Holdings
-    from istmpi.models.operators import flops
+    from istmpi.models.table import flops
     from istmpi.report.tables import too_narrow
 
     table, dealt = network.table, network.table.dealt

@@ -1,0 +1,144 @@
+"""Networks of graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907), GraphSAGE with the mean over neighbours (Hamilton
+et al. 2017, arXiv 1706.02216), both wide as in GIST (arXiv 2102.10424); and GAT (Veličković et al. 2018, 1710.10903).
+"""
+
+from torch import nn
+from torch.nn import functional
+
+from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
+
+
+class GCN(nn.Module):
+    """Layers of a product with weights and a convolution over neighbours; the last one makes the logits.
+
+    ``features``: numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``:
+    normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction of a layer's input that a
+    step drops. ``aggregate_first``: sum the first layer's features over neighbours before its product; cheaper with
+    fewer features than units.
+    """
+
+    DEALT = ("hidden",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (256, 256),
+        norm: str = "layer",
+        dropout: float = 0.0,
+        aggregate_first: bool = False,
+    ):
+        super().__init__()
+        widths = [features, *hidden, outputs]
+        self.products = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
+        self.biases = nn.ModuleList(Bias(width) for width in widths[1:])
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.aggregate_first = aggregate_first
+
+    def forward(self, x, offsets, columns):
+        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        edges, h = Edges(offsets, columns), x
+        for number, product in enumerate(self.products):
+            if number == 0 and self.aggregate_first:
+                h = product(edges.convolved(self.dropout(h)))
+            else:
+                h = multiplied(product, dropped(h, self.dropout) if number == 0 else self.dropout(h))
+                h = edges.convolved(h, spare=True)
+            h = self.biases[number](h)
+            if number < len(self.norms):
+                h = functional.relu_(self.norms[number](h))
+        return h
+
+
+class SAGE(nn.Module):
+    """Layers of a product with a node's numbers and a product with the mean of its neighbours'; the last makes logits.
+
+    Both are one product with concatenated inputs, so both deal out the same units. ``features``: numbers of a node.
+    ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``: normalisation of hidden layers before
+    the ReLU: layer or none. ``dropout``: fraction of a layer's input that a step drops. ``aggregate_first``:
+    average the first layer's features over neighbours before its product; cheaper with fewer features than units.
+    """
+
+    DEALT = ("hidden",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (256, 256),
+        norm: str = "layer",
+        dropout: float = 0.0,
+        aggregate_first: bool = False,
+    ):
+        super().__init__()
+        widths = [features, *hidden, outputs]
+        self.own = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:]))
+        self.heard = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.aggregate_first = aggregate_first
+
+    def forward(self, x, offsets, columns):
+        edges, h = Edges(offsets, columns), x
+        for number, (to_self, to_others) in enumerate(zip(self.own, self.heard)):
+            if number == 0 and not self.aggregate_first:
+                h = dropped(h, self.dropout)
+                h = edges.mean(multiplied(to_others, h)).add_(multiplied(to_self, h))
+            else:
+                h = self.dropout(h)
+                h = (to_others(edges.mean(h)) if number == 0 else edges.mean(to_others(h))).add_(to_self(h))
+            if number < len(self.norms):
+                h = functional.relu_(self.norms[number](h))
+        return h
+
+
+class Attention(nn.Module):
+    """Heads that each make ``units`` numbers of a node: a sum over what it hears from and itself, weighted by a softmax
+    of a leaky ReLU of what the head's units of both ends score.
+    """
+
+    def __init__(self, width: int, heads: int, units: int):
+        super().__init__()
+        self.product = nn.Linear(width, heads * units, bias=False)
+        self.scores = nn.Conv1d(heads * units, 2 * heads, 1, groups=heads, bias=False)
+        self.units = units
+
+    def forward(self, h, edges):
+        values = self.product(h)
+        scores = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
+        return edges.attended(values.view(len(values), -1, self.units), *scores).flatten(1)
+
+
+class GAT(nn.Module):
+    """Layers of attention over neighbours, then a convolution over neighbours that makes the logits.
+
+    ``features``: numbers of a node. ``outputs``: classes. ``heads``: heads of each layer. ``units``: units of each
+    head. ``norm``: normalisation of a layer's units before the ELU: layer or none. ``dropout``: fraction of a
+    layer's input that a step drops. Memory grows with edges times units, in a step and in an evaluation of the
+    whole graph.
+    """
+
+    DEALT = ("heads",)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        heads: tuple[int, ...] = (16,),
+        units: int = 8,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        widths = [features, *(count * units for count in heads)]
+        self.layers = nn.ModuleList(Attention(width, count, units) for width, count in zip(widths, heads))
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in widths[1:])
+        self.last = nn.Linear(widths[-1], outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, offsets, columns):
+        edges, h = Edges(offsets, columns), x
+        for layer, norm in zip(self.layers, self.norms):
+            h = functional.elu_(norm(layer(self.dropout(h), edges)))
+        return edges.convolved(self.last(self.dropout(h)), spare=True)
