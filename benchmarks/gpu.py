@@ -53,15 +53,18 @@ def benchmark() -> None:
     sent, received = (torch.ones(MEGABYTES * 10**6 // 4, device=device) for _ in range(2))
     host = torch.empty(sent.shape, pin_memory=bool(gpus))
 
+    def exchange(into: object, values: object) -> None:
+        receive, send = communicator.mpi.Irecv(into, peer), communicator.mpi.Isend(values, peer)
+        receive.Wait(), send.Wait()
+
     def through_host() -> None:
         if peer < communicator.size:
-            communicator.exchange(peer, sent.cpu().numpy(), host.numpy())
+            exchange(host.numpy(), sent.cpu().numpy())
             received.copy_(host)
 
     def from_device() -> None:
         if peer < communicator.size:  # mpi4py reads CUDA tensors' __cuda_array_interface__
-            receive, send = communicator.mpi.Irecv(received, peer), communicator.mpi.Isend(sent, peer)
-            receive.Wait(), send.Wait()
+            exchange(received, sent)
 
     hop = f"a hop of {MEGABYTES} MB each way"
     works = {"a step, float32": lambda: step(False), "a step, autocast to bfloat16": lambda: step(True)}

@@ -15,20 +15,42 @@ _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
 
 
 def temporary(path: Path) -> Path:
-    """A name beside a file that nobody has had before: other hosts may remember what a name stood for.
-
-    Nobody can guess it, either, and put a link there.
-    """
+    """Return a name beside a file that nobody has had before, or can guess: others may remember it, or put a link
+    there."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """A context that uses a folder for results; ConfigError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context that writes a result; OutputError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from error
+
+
+def named_at_last(beside: Path, path: Path) -> None:
+    """Give a file that is written its name, on the disk."""
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
 
 
 def require_files(folder: Path) -> None:
@@ -51,7 +73,6 @@ def require_file(path: Path, or_folder: bool = False) -> None:
 
 
 def require_free(path: Path, force: bool) -> None:
-    """Refuse a name that is taken, before any work is done."""
     if path.is_dir() or (path.exists() and not force):
         raise ConfigError(f"{path} exists. Replace it with --force, or choose another name with --out.")
 
@@ -66,14 +87,11 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
     plain = place.is_file() or not place.exists()
     beside = temporary(place) if plain else place
     try:
-        with beside.open("xb" if plain else "wb") as file:
-            yield file
-        if plain:
-            sync(beside)
-            beside.replace(place)
-            sync(place.parent)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from None
+        with writing(path):
+            with beside.open("xb" if plain else "wb") as file:
+                yield file
+            if plain:
+                named_at_last(beside, place)
     finally:
         if plain:
             with contextlib.suppress(OSError):

@@ -15,10 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
+
+from istmpi.errors import ConfigError, DataError, IstmpiError
+from istmpi.foreign import reason
 
 LOCKING = False
 """A file appears under its name complete and never changes: nothing to lock, and cluster file systems often cannot."""
@@ -26,6 +29,8 @@ LOCKING = False
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
 """Options of new files: object headers with checksums, readable since HDF5 1.8; large datasets on block bounds."""
 
+READABLE = (1, 2)
+"""Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
@@ -36,10 +41,46 @@ _CHUNK = 2**24
 
 Read = Callable[[int], None]
 """A function that is told of bytes as they are read."""
+Kind = TypeVar("Kind")
 
 
-def unheard(nbytes: int) -> None:
-    """A `Read` for nobody."""
+@contextmanager
+def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
+    """Open a file as a ``kind``, which reads its structure; DataError in one line for one that is damaged."""
+    with damage_named(path, cure):
+        file = h5py.File(path, "r", locking=LOCKING)
+    with file:
+        with damage_named(path, cure):
+            structure = kind(path, file)
+        yield structure
+
+
+@contextmanager
+def damage_named(path: Path, cure: str = "") -> Iterator[None]:
+    """Turn whatever h5py and others raise where they meet what they did not expect into one line."""
+    try:
+        yield
+    except ConfigError as error:
+        raise DataError(f"{path} is damaged ({error}){cure}") from None
+    except (IstmpiError, MemoryError):
+        raise
+    except Exception as error:
+        damage = "truncated" if "truncated" in str(error) else f"damaged ({reason(error)})"
+        raise DataError(f"{path} is {damage}{cure}.") from error
+
+
+def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
+    """Return the version of an open file's format; DataError for another format or version."""
+    if plain(file.attrs.get("format", "")) != format:
+        raise DataError(f"{path} is an HDF5 file, but not {what}.")
+    version = file.attrs.get("version", 0)
+    if version not in READABLE:
+        readable = " and ".join(map(str, READABLE))
+        raise DataError(f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. {cure}.")
+    if (CHECKSUM in file.attrs) != (version > 1):
+        has = "no attribute" if version == 1 else "an attribute"
+        raise DataError(f"{path} is damaged: its format version is {version}, which has {has} {CHECKSUM}. {cure}.")
+    return int(version)
 
 
 @contextmanager
@@ -88,7 +129,6 @@ def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
 
 
 def sealed(file: h5py.File) -> bool:
-    """Say whether all that `seal` guards is as it was then."""
     guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
     if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
@@ -135,18 +175,17 @@ def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
 
 
 def dtype_name(dataset: h5py.Dataset) -> str:
-    """Return the name of a dataset's type; the inverse of `hdf5_type`."""
     kind = dataset.id.get_type()
     return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return every dataset of the file itself but checksums, by its path, in the file's order."""
+    """Return `all_datasets` but checksums."""
     return {path: dataset for path, dataset in all_datasets(file).items() if not path.startswith(CHECKSUMS)}
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return every dataset of the file itself by its path, checksums included."""
+    """Return every dataset of the file itself by its path, in the file's order."""
     by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
@@ -190,22 +229,21 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
-    """Find datasets and checksums without counterpart, and those that are in the wrong place; one line each."""
-    stored, size = all_datasets(file), file.id.get_filesize()
-    contents = [path for path in stored if not path.startswith(CHECKSUMS)]
-    for guard in stored:
-        if guard.startswith(CHECKSUMS) and guard.removeprefix(CHECKSUMS) not in contents:
-            yield f"{guard.removeprefix(CHECKSUMS)} is missing"
-    for path in contents:
-        if CHECKSUMS + path not in stored:
-            yield f"{path} has no checksums"
+    stored, contents, size = all_datasets(file), datasets(file), file.id.get_filesize()
+    guarded = [path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS)]
+    yield from (f"{path} is missing" for path in guarded if path not in contents)
+    yield from (f"{path} has no checksums" for path in contents if path not in guarded)
     for path, dataset in stored.items():
         if problem := misplaced(dataset, size):
             yield f"{path} {problem}"
 
 
 def checksum_errors(
-    file: h5py.File, part: int = 0, parts: int = 1, read: Read = unheard, paths: Collection[str] | None = None
+    file: h5py.File,
+    part: int = 0,
+    parts: int = 1,
+    read: Read = lambda nbytes: None,
+    paths: Collection[str] | None = None,
 ) -> Iterator[str]:
     """Find errors in the contents, one line each, in every ``parts``-th block from number ``part`` on.
 
@@ -250,14 +288,11 @@ def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
     return crc
 
 
-def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Read rows of a dataset as the file's bytes, flat uint8; into ``out`` where it is given."""
-    kind = dataset.id.get_type()
-    row = kind.get_size() * prod(dataset.shape[1:])
-    out = np.empty((last - first) * row, dtype=np.uint8) if out is None else out
+def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray) -> np.ndarray:
+    """Read rows of a dataset as the file's bytes into ``out``, flat uint8; return it."""
     if len(out):
         count = (last - first, *dataset.shape[1:])
         space = dataset.id.get_space()
         space.select_hyperslab((first, *(0 for _ in dataset.shape[1:])), count)
-        dataset.id.read(h5py.h5s.create_simple(count), space, out, kind)
+        dataset.id.read(h5py.h5s.create_simple(count), space, out, dataset.id.get_type())
     return out

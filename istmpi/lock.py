@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import require_file, temporary
+from istmpi.files import require_file, temporary, usable
 
 FILE = "lock.json"
-"""The file's name in the folder of a run or of a comparison while somebody writes there."""
 
 SECONDS_BETWEEN_TOUCHES = 10.0
 """Seconds between two touches of the file while the folder is held."""
@@ -41,14 +40,12 @@ class FolderLock:
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
-        self._own = text_of_this_process()
-        try:
+        self._own = json.dumps(_this_process()) + "\n"
+        with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
             while not _create(self._own, self.path):
                 self._await_end(note)
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot be written ({error.strerror}). Name another folder.") from None
         self._released = threading.Event()
         with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
@@ -105,7 +102,6 @@ class FolderLock:
 
 
 def _create(text: str, path: Path) -> bool:
-    """Make a file and say whether it is new; the text comes a moment later."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -125,17 +121,12 @@ def require_unheld(folder: Path) -> None:
 
 
 def holder(folder: Path) -> str:
-    """Name who works in a folder; empty where nobody does, or where the file is left over."""
     path = folder / FILE
     facts = _parsed(_read(path))
     alive = _alive(facts)
     if alive is None and _touched(path):
         alive = _age(path) < SECONDS_UNTIL_LEFT
     return _name(facts) if alive else ""
-
-
-def text_of_this_process() -> str:
-    return json.dumps(_this_process()) + "\n"
 
 
 def _this_process() -> dict[str, Any]:

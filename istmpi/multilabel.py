@@ -1,7 +1,10 @@
 """Rows with any number of labels among very many: their losses, and scores of the labels that are ranked first.
 
-Both losses are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
-contributes is told by few numbers, and no logits need to travel (`Parts`).
+The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
+cross-entropy of each label for itself, summed over all.
+
+Both are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
+contributes is told by few numbers, and no logits need to travel (`parts_of`).
 
 PSP@k is the precision at k in which a label counts the inverse of its propensity, over what the best ranking reaches
 (Jain, Prabhu and Varma, KDD 2016).
@@ -10,7 +13,6 @@ PSP@k is the precision at k in which a label counts the inverse of its propensit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
 AT = (1, 3, 5)
 TOP = max(AT)
-LOSSES = ("softmax", "binary")
-"""Softmax is the mean over an example's labels of their cross-entropy, among all labels; binary the cross-entropy of
-each label for itself, summed over all."""
-SCORES = tuple(f"P@{k}" for k in AT) + tuple(f"PSP@{k}" for k in AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,35 +54,29 @@ def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
     return shares * total_of(logits, loss) - positive
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The facts on the logits of some labels, for each example: their total, and those ranked first."""
+def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
+    """Return facts on the labels from number ``first`` on, whose logits ``[b, n]`` are given, for each example.
 
-    numbers: np.ndarray
-    """``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers."""
+    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers.
+    """
+    import torch
 
-    @staticmethod
-    def of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> Parts:
-        """Return the facts on the labels from number ``first`` on, whose logits ``[b, n]`` are given."""
-        import torch
-
-        logits = logits.double()
-        count, labels = logits.shape
-        numbers = torch.full((count, 2 + 2 * TOP), -torch.inf, dtype=torch.float64)
-        if labels:
-            weights, _ = weights_of(targets, loss)
-            inside = (targets.columns >= first) & (targets.columns < first + labels)
-            rows, columns = targets.rows[inside], targets.columns[inside] - first
-            numbers[:, 0] = total_of(logits, loss)
-            numbers[:, 1] = torch.zeros(count, dtype=torch.float64).index_add(
-                0, rows, weights[inside] * logits[rows, columns]
-            )
-            values, places = ranked_first(logits, min(TOP, labels))
-            numbers[:, 2 : 2 + values.shape[1]] = values
-            numbers[:, 2 + TOP : 2 + TOP + values.shape[1]] = places + first
-        else:
-            numbers[:, :2] = torch.tensor([-torch.inf if loss == "softmax" else 0.0, 0.0])
-        return Parts(numbers.numpy())
+    logits = logits.double()
+    count, labels = logits.shape
+    numbers = torch.full((count, 2 + 2 * TOP), -torch.inf, dtype=torch.float64)
+    if labels:
+        weights, _ = weights_of(targets, loss)
+        inside = (targets.columns >= first) & (targets.columns < first + labels)
+        rows, columns = targets.rows[inside], targets.columns[inside] - first
+        positive = torch.zeros(count, dtype=torch.float64)
+        numbers[:, 0] = total_of(logits, loss)
+        numbers[:, 1] = positive.index_add(0, rows, weights[inside] * logits[rows, columns])
+        values, places = ranked_first(logits, min(TOP, labels))
+        numbers[:, 2 : 2 + values.shape[1]] = values
+        numbers[:, 2 + TOP : 2 + TOP + values.shape[1]] = places + first
+    else:
+        numbers[:, :2] = torch.tensor([-torch.inf if loss == "softmax" else 0.0, 0.0])
+    return numbers.numpy()
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +98,7 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples of which loss and `SCORES` are made; ``propensities``: A and B of `inverse_propensities`."""
+    """Sums over examples of which loss and `scores` are made; ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
     """Loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""
@@ -116,10 +108,10 @@ class Ranking:
         self._inverse = inverse_propensities(counts, rows, *propensities)
         self._loss = loss
 
-    def sums(self, parts: Sequence[Parts], targets: Labels) -> np.ndarray:
+    def sums(self, parts: Sequence[np.ndarray], targets: Labels) -> np.ndarray:
         import torch
 
-        numbers = np.stack([part.numbers for part in parts])
+        numbers = np.stack(parts)
         totals = together(torch.from_numpy(numbers[:, :, 0]), self._loss).numpy()
         positive = numbers[:, :, 1].sum(axis=0)
         _, shares = weights_of(targets, self._loss)

@@ -15,7 +15,7 @@ NETWORKS = {
 """Networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
-"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.sections.Model`)."""
+"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Activations of mlp, as `torch.nn` calls them."""

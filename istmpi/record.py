@@ -2,26 +2,25 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from istmpi import lock
 from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_file, require_files
+from istmpi.files import require_file, require_files, usable, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
-"""The file with the reason why a run of a comparison failed."""
 COMPARISON = "comparison.json"
 """The file, in a comparison's folder, of what its runs have in common beside their settings."""
 CURE = "Repair the file, or remove the run's folder."
-"""The cure for a record that cannot be read."""
 JOB = "job"
 """The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
 
@@ -66,36 +65,30 @@ class RunFolder:
     def require_usable(self, resume: bool) -> None:
         """Refuse, with a ConfigError, a folder with anything in it; to ``resume``, anything but a run."""
         path = self.path
-        try:
+        with usable(path):
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
                 what = " and not a run's folder" if resume else ""
                 cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
                 raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
-        except OSError as error:
-            raise _unusable(path, error) from None
 
     def make(self) -> None:
-        try:
+        with usable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
-        except OSError as error:
-            raise _unusable(self.path, error) from None
 
     def keep_metrics(self, rounds: int) -> None:
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def forget(self, name: str) -> None:
-        try:
+        with writing(self.path / name):
             (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.path / name} cannot be removed ({error.strerror}).") from None
 
     def write(self, name: str, text: str) -> None:
         self._open(f".{name}", "w", text)
-        with self._refusal(name):
+        with writing(self.path / name):
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
@@ -116,14 +109,13 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read the lines, which may hold anything but have a round each; DataError where they do not."""
+        """Read the lines; DataError where they do not have a round each."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
         for line in lines:
             line.whole("round")
-            _flatten(line.tree)
         return lines
 
     def summary(self) -> Fields:
@@ -131,41 +123,15 @@ class RunFolder:
         return Fields.read(path, f"{path} does not hold the summary of a run", CURE)
 
     def _open(self, name: str, mode: str, text: str) -> None:
-        with self._refusal(name), open(self.path / name, mode, encoding="utf-8") as file:
+        with writing(self.path / name), open(self.path / name, mode, encoding="utf-8") as file:
             file.write(text)
-
-    @contextmanager
-    def _refusal(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.path / name}: cannot be written ({error.strerror}).") from None
-
-
-def _flatten(line: dict[str, Any]) -> None:
-    """Bring a line of an earlier istmpi, whose score was an object, to its present form."""
-    score = line.get("score")
-    if isinstance(score, dict):
-        line["score"] = score.get("score")
-        named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
-        named["bits_per_byte"] = score.get("bits_per_byte")
-        exits, more = score.get("exits"), score.get("more")
-        named |= {
-            f"exit{number}_score": value for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
-        }
-        named |= more if isinstance(more, dict) else {}
-        for name, value in named.items():
-            if value is not None:
-                line.setdefault(name, value)
 
 
 def home(wanted: str, name: str) -> Path:
-    """Return the wanted folder, by default NAME in the folder of runs."""
     return Path(wanted) if wanted else Path(read("ISTMPI_RUNS")) / name
 
 
 def run_of(path: Path) -> Path:
-    """Return the folder of the run to which a checkpoint, or a folder of checkpoints or of a run, belongs."""
     path = path if path.is_dir() else path.parent
     return path.parent if path.name == "checkpoints" else path
 
@@ -174,14 +140,6 @@ def _expected(name: str) -> bool:
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 
-def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.")
-
-
 def _free(path: Path) -> Path:
-    number = 1
-    candidate = path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())

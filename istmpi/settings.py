@@ -20,7 +20,6 @@ from msgspec import Meta
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST = 2**64
-"""The largest number of a setting."""
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -32,7 +31,6 @@ Between = Annotated[float, Meta(gt=0, lt=1)]
 _ENGLISH = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a section with keys"}
 
 convert = msgspec.convert
-"""The function that turns plain values of ours into a type."""
 
 Field = tuple[str, Any, Any]
 """Name, type and default of a setting, as `dataclasses.make_dataclass` takes them."""
@@ -63,7 +61,6 @@ def holds_text(hint: Any) -> bool:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the names that a setting of this type may be; none where it is no choice among names."""
     kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
@@ -71,7 +68,6 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
-    """Return the kind of value of this type in words: ``list of whole numbers``."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
@@ -84,7 +80,6 @@ def kind_of_value(hint: Any, several: bool = False) -> str:
 
 
 def range_of(hint: Any) -> str:
-    """Return the values that a setting of this type may have, in words; empty for any of its kind."""
     kind, limits, _ = _bare(hint)
     if choices := choices_of(hint):
         return " | ".join(filter(None, [*choices, limits.get("or")]))
@@ -131,18 +126,15 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(part, int) and abs(part) > MOST for part in parts):
         raise ConfigError(f"{where} must lie between -2^64 and 2^64.")
-    if any(isinstance(part, str) and any("\ud800" <= sign <= "\udfff" for sign in part) for part in parts):
-        raise ConfigError(f"{where} must be printable text.")  # bytes of a command line
+    if any(isinstance(part, str) and not part.isprintable() for part in parts):
+        raise ConfigError(f"{where} must be printable text.")
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
-    for part in (*parts, *numbers_in(value)):
-        if isinstance(part, str) and not part.isprintable():
-            raise ConfigError(f"{where} must be printable text.")
-        if isinstance(part, float) and not math.isfinite(part):
-            interval = range_of(hint)
-            raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
+        interval = range_of(hint)
+        raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
     limits = _bare(hint)[1]
     if converted is not None and "at_most" in limits and converted > limits["at_most"]:
         raise ConfigError(f"{where} must be at most {limits['at_most']}.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import exp
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from istmpi.multilabel import AT, losses_of, ranked_first
@@ -27,6 +28,12 @@ OWN = "own"
 OFF = -1
 LOWER = " (lower is better)"
 """The end of the name of a score of the user's that tells its direction to whoever knows a run by its record."""
+
+
+def _functional() -> ModuleType:
+    from torch.nn import functional
+
+    return functional
 
 
 class Task(ABC):
@@ -89,9 +96,7 @@ class Classification(Task):
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        from torch.nn import functional
-
-        return functional.cross_entropy(outputs, targets, reduction=reduction)
+        return _functional().cross_entropy(outputs, targets, reduction=reduction)
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -111,9 +116,7 @@ class Regression(Task):
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        from torch.nn import functional
-
-        loss = functional.mse_loss(outputs, targets.to(outputs.dtype), reduction=reduction)
+        loss = _functional().mse_loss(outputs, targets.to(outputs.dtype), reduction=reduction)
         return loss if reduction == "mean" else loss / outputs.shape[1]
 
     @staticmethod
@@ -162,7 +165,6 @@ class MultiLabel(Task):
 
     score = "P@1"
     kind = "softmax"
-    """A name of `istmpi.multilabel.LOSSES`."""
     inputs = "sparse rows"
     network = "takes dense rows, but these data are sparse rows. Use --model xc."
     start = ("xc",)
@@ -185,8 +187,6 @@ class MultiLabel(Task):
 
 
 class BinaryMultiLabel(MultiLabel):
-    """`MultiLabel` with a cross-entropy for each label by itself."""
-
     kind = "binary"
 
 
@@ -201,9 +201,7 @@ class NodeClasses(Task):
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        from torch.nn import functional
-
-        total = functional.cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
+        total = _functional().cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
         return total / (targets != OFF).sum().clamp(min=1) if reduction == "mean" else total
 
     points = staticmethod(Classification.points)
@@ -214,10 +212,8 @@ class _Flags(Task):
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        from torch.nn import functional
-
         scored = targets[:, 0] != OFF
-        losses = functional.binary_cross_entropy_with_logits(
+        losses = _functional().binary_cross_entropy_with_logits(
             outputs, targets.clamp(min=0).to(outputs.dtype), reduction="none"
         )
         total = (losses.mean(dim=1) * scored).sum()

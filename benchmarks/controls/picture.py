@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from istmpi.report.figures import looking_alike
-from istmpi.report.styles import STYLES, Style
+from istmpi.report.styles import STYLES, Style, looking_alike
 
 LINES = {"narrow": "--", "tenth": "--", "never": ":"}
 """The lines of variants, by a word of their names."""

@@ -37,8 +37,7 @@ from istmpi.cost import cost, round_bytes
 from istmpi.cost.cluster import Cluster
 from istmpi.cost.time import round_time
 from istmpi.models import mlp_network
-from istmpi.report.figures import looking_alike
-from istmpi.report.styles import INK, styles
+from istmpi.report.styles import INK, looking_alike, styles
 from istmpi.training.loop import Training
 from istmpi.training.measure import measure
 

@@ -1,15 +1,22 @@
-"""The checkpoints of a run's folder: their names, the newest that is valid, and which are kept."""
+"""The checkpoints of a run's folder: their names, the newest that is valid, which are kept; and what each holds."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from istmpi.checkpoint.format import Header
-from istmpi.checkpoint.reader import open_checkpoint
+import numpy as np
+
+from istmpi.checkpoint.format import FORMAT, Header
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.comm import Communicator
+from istmpi.engine.slots import Slot
 from istmpi.errors import DataError, OutputError
+from istmpi.methods import METHODS
 
 FOLDER = "checkpoints"
 NETWORK = "network.h5"
@@ -20,7 +27,6 @@ _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
 def name(header: Header) -> str:
-    """Return a checkpoint's file name; names sort in the order of training."""
     return f"round-{header.round:08d}.h5"
 
 
@@ -78,22 +84,18 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
     One that cannot be read is where its name says. Raises OutputError.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
-    if inside := [number for number, path in enumerate(paths) if path.samefile(start)]:
-        beyond = paths[: inside[0]]
-    else:
-        beyond = [path for path in paths if _position(path) >= _position(start)]
+    inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
+    beyond = [path for path in paths if _position(path) >= _position(start)] if inside is None else paths[:inside]
     ending = next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}"))) if beyond else ""
-    renamed = [path.with_name(path.name + ending) for path in beyond]
-    for path, new in zip(beyond, renamed, strict=True):
+    for path in beyond:
         try:
-            path.rename(new)
+            path.rename(path.with_name(path.name + ending))
         except OSError as error:
             raise OutputError(f"{path}: cannot be renamed ({error.strerror}).") from None
-    return renamed
+    return [path.with_name(path.name + ending) for path in beyond]
 
 
 def _position(path: Path) -> tuple[float, float]:
-    """Return how far training had got; a file that does not say so comes behind all others."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position
@@ -116,3 +118,79 @@ def remove_leftovers(folder: Path) -> None:
     for path in (path for name in (_PATTERN, NETWORK, BEST) for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints.")
+    try:
+        places = [sorted(place.glob("*.h5"), key=lambda path: path.stem) for place in (folder / FOLDER, folder)]
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
+    hdf5_files = [path for paths in places for path in paths if path.is_file()]
+    if not hdf5_files:
+        raise DataError(f"{folder} has no checkpoints, nor a folder {FOLDER}. Give a run's folder.")
+    return hdf5_files
+
+
+def entry(path: Path, folder: Path) -> dict[str, Any] | None:
+    """Describe one file of a folder; facts that cannot be read are None, and so is the entry of a file removed since.
+
+    ``local_steps``: of each rank since the start; None where a round is passes over the data.
+    """
+    facts = {"file": str(path.relative_to(folder)), "bytes": 0, "modified": "", "problem": None}
+    facts |= dict.fromkeys(("round", "rounds", "local_steps", "ranks", "method"))
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return facts | {"problem": f"{error.strerror}."}
+    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
+    facts |= {"bytes": status.st_size, "modified": modified}
+    try:
+        with open_checkpoint(path) as checkpoint:
+            header = checkpoint.header
+    except DataError as error:
+        return facts | {"problem": str(error).removeprefix(f"{path}: ")} if path.exists() else None
+    method = header.run.method
+    in_passes = method.name in METHODS and METHODS[method.name].in_passes
+    return facts | {
+        "round": header.round,
+        "rounds": header.run.train.rounds,
+        "local_steps": None if in_passes else header.round * method.local_steps,
+        "ranks": header.ranks,
+        "method": method.name,
+    }
+
+
+def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    header = checkpoint.header
+    values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
+    tensors = {True: [], False: []}
+    for tensor in checkpoint.tensors.values():
+        tensors[isinstance(tensor.name, Slot)].append(_tensor(tensor))
+    return {
+        "path": str(checkpoint.path),
+        "format": FORMAT,
+        "version": checkpoint.version,
+        "header": values | {"run": header.run.tree(), "data": dataclasses.asdict(header.data)},
+        "parameters": tensors[False],
+        "optimizer": tensors[True],
+        "own": [_tensor(tensor) for tensor in checkpoint.own.values()],
+        "calibrated": checkpoint.calibrated,
+        "norms": {stage: _moments(*pair) for stage, pair in checkpoint.moments.items()},
+        "input": _moments(*checkpoint.normalisation[:2]) if checkpoint.normalisation else None,
+        "classes": checkpoint.classes and list(checkpoint.classes),
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    nbytes = tensor.dataset.id.get_storage_size()
+    axes = str(tensor.pattern)
+    return {"name": tensor.name, "shape": list(tensor.shape), "axes": axes, "dtype": tensor.dtype, "bytes": nbytes}
+
+
+def _moments(*pair: Sequence[float]) -> dict[str, Any]:
+    ranges = {name: [float(np.min(values)), float(np.max(values))] for name, values in zip(MOMENTS, pair, strict=True)}
+    return {"units": len(pair[0]), **ranges}

@@ -18,13 +18,10 @@ from istmpi.config import Run
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
-from istmpi.hdf5 import CHECKSUM, CHECKSUMS, CREATION, hdf5_type, seal, set_attribute, shown
+from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribute, shown
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
-READABLE = (1, 2)
-"""Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
-
 _LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
 """Attributes that a file has only where they have other values."""
 _MOST = 2**31 - 1
@@ -50,7 +47,6 @@ class DataSummary:
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint that tells training data of the same name apart; empty where each rank has its own."""
         return f"{self.features:08x}{self.labels:08x}" if self.features or self.labels else ""
 
 
@@ -80,7 +76,6 @@ class Header:
     """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
-    """Factors that take the place of ``scale`` where they were fitted or left out."""
 
     temperature: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     """The number that divides a classifier's logits before the softmax; 1 where nobody fitted it."""
@@ -93,7 +88,6 @@ class Header:
     """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
 
     frozen: float = 0.0
-    """The digest of frozen parameters (`istmpi.models.user.UserNetwork.frozen_digest`)."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -102,7 +96,6 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an example in the last training rounds."""
         return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
 
     @property
@@ -132,17 +125,14 @@ class Piece:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The values as bytes of the file, flat uint8."""
         return self.values.reshape(-1).view(np.uint8)
 
 
 def place(name: str) -> str:
-    """Return the place of a stored tensor: PARAMETER in /model, PARAMETER/SLOT in /optim."""
     return f"optim/{name}" if isinstance(name, Slot) else f"model/{name}"
 
 
 def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
-    """The pieces, and for each the piece of /checksums that guards it."""
     extended = []
     for piece in pieces:
         crc = [] if piece.block is None else [zlib.crc32(piece.bytes)]
@@ -152,7 +142,6 @@ def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
-    """This rank's values of every piece of /checksums, in order."""
     return [piece.values for piece in pieces if piece.path.startswith(CHECKSUMS)]
 
 
@@ -209,7 +198,6 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
 
 
 def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
-    """Make a contiguous dataset that has its place in the file from the start and is not filled."""
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_layout(h5py.h5d.CONTIGUOUS)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -221,24 +209,7 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     return h5py.Dataset(h5py.h5d.create(place.id, name.encode(), hdf5_type(piece.dtype), space, settings))
 
 
-def read_version(file: h5py.File, path: Any) -> int:
-    """Read the version of an open file's format; DataError for another format or version."""
-    if _text(file.attrs.get("format", "")) != FORMAT:
-        raise DataError(f"{path} is an HDF5 file, but not a checkpoint of istmpi.")
-    version = file.attrs.get("version", 0)
-    if version not in READABLE:
-        raise DataError(
-            f"{path} has format version {shown(version)}; this istmpi reads versions "
-            f"{' and '.join(map(str, READABLE))}. Use the version of istmpi that wrote it, or a newer one."
-        )
-    if (CHECKSUM in file.attrs) != (version > 1):
-        attribute = "no attribute" if version == 1 else "an attribute"
-        raise DataError(f"{path} is damaged: its format version is {shown(version)}, which has {attribute} {CHECKSUM}.")
-    return int(version)
-
-
 def read_header(file: h5py.File, path: Any) -> Header:
-    """Read the root attributes of an open file; DataError for values that cannot be theirs."""
     values = {}
     for item in dataclasses.fields(Header):
         if item.name in file.attrs:
@@ -261,17 +232,12 @@ def read_header(file: h5py.File, path: Any) -> Header:
 
 
 def _plain(value: Any, name: str, path: Any) -> Any:
-    """Return an attribute that is a number, or a JSON object, as Python has it."""
     if isinstance(value, np.integer | np.floating):
         return value.item()
     try:
-        tree = json.loads(_text(value))
-    except (ValueError, RecursionError) as error:
+        tree = json.loads(plain(value))
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: its attribute {name} is not readable JSON ({error}).") from None
     if not isinstance(tree, dict):
         raise DataError(f"{path} is damaged: its attribute {name} is not a JSON object.")
     return tree
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

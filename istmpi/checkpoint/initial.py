@@ -3,18 +3,14 @@
 Tensors with the name and the shape of a parameter are taken, so that the full network computes the same with them.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,92 +24,76 @@ from istmpi.optional import optional
 
 CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."
 SHOWN = 6
-"""The most names that a line lists."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Keys under which other programs keep a state dict among other things."""
 
 
-class _File(ABC):
+@dataclass(frozen=True)
+class _File:
+    """The tensors of a file by their names; ``factor`` gives that by which its network multiplies a product."""
+
     shapes: Mapping[str, tuple[int, ...]]
-
-    @abstractmethod
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Read rows of a tensor."""
-
-    def factor(self, name: str) -> float:
-        """Return the factor by which the file's network multiplies the product of a parameter."""
-        return 1.0
+    rows: Callable[[str, int, int], torch.Tensor]
+    factor: Callable[[str], float] = lambda name: 1.0
 
 
-class _OfIstmpi(_File):
-    def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint = checkpoint
-        weights = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)}
-        self._tensors = weights | checkpoint.frozen
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return torch.from_numpy(self._tensors[name].rows(first, last))
-
-    def factor(self, name: str) -> float:
-        network = self._checkpoint.architecture
-        return network.weight_factor(name, self._checkpoint.header.full_scale)
+def _of_istmpi(checkpoint: Checkpoint) -> _File:
+    tensors = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)} | checkpoint.frozen
+    network, scale = checkpoint.architecture, checkpoint.header.full_scale
+    return _File(
+        {name: tensor.shape for name, tensor in tensors.items()},
+        lambda name, first, last: torch.from_numpy(tensors[name].rows(first, last)),
+        lambda name: network.weight_factor(name, scale),
+    )
 
 
-class _Safetensors(_File):
-    """A file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
-
-    def __init__(self, path: Path):
-        library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-        if not files:
-            raise ValueError("it is a folder without .safetensors files")
-        try:
-            opened = [library.safe_open(file, "pt") for file in files]
-        except library.SafetensorError as error:
-            raise ValueError(str(error)) from None
-        slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
-        self._slices = {name: tensor for name, tensor in slices.items() if tensor.get_dtype() in _FLOATS}
-        self.shapes = {name: tuple(tensor.get_shape()) for name, tensor in self._slices.items()}
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return self._slices[name][first:last]
+def _safetensors(path: Path) -> _File:
+    """Open a file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
+    library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError("it is a folder without .safetensors files")
+    try:
+        opened = [library.safe_open(file, "pt") for file in files]
+    except library.SafetensorError as error:
+        raise ValueError(str(error)) from None
+    slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
+    shapes = {name: tuple(each.get_shape()) for name, each in slices.items() if each.get_dtype() in _FLOATS}
+    return _File(shapes, lambda name, first, last: slices[name][first:last])
 
 
-class _StateDict(_File):
-    def __init__(self, path: Path):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a program, which is refused
-                tree = torch.load(path, map_location="cpu", weights_only=True)
-        except IndexError:  # of its unpickler, on bytes that are no pickle
-            raise ValueError("it was not written by torch.save") from None
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            if "weights_only" not in str(error):
-                raise
-            code = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to run such code
-            why = f"it would run code: {printable(code[1])}" if code else "it is not a state dict"
-            raise ValueError(why) from None
-        for name in _INSIDE:
-            if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
-                tree = tree[name]
-        entries = tree.items() if isinstance(tree, Mapping) else ()
-        tensors = {str(name): value for name, value in entries if isinstance(value, torch.Tensor)}
-        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if not self._tensors:
-            raise ValueError("it is not a state dict: it has no named tensors")
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        return self._tensors[name][first:last]
+def _state_dict(path: Path) -> _File:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a program, which is refused
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+    except IndexError:  # of its unpickler, on bytes that are no pickle
+        raise ValueError("it was not written by torch.save") from None
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        if "weights_only" not in str(error):
+            raise
+        code = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to run such code
+        why = f"it would run code: {printable(code[1])}" if code else "it is not a state dict"
+        raise ValueError(why) from None
+    for name in _INSIDE:
+        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
+            tree = tree[name]
+    tensors = {str(name): value for name, value in tree.items()} if isinstance(tree, Mapping) else {}
+    shapes = {
+        name: tuple(value.shape)
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    if not shapes:
+        raise ValueError("it is not a state dict: it has no named tensors")
+    return _File(shapes, lambda name, first, last: tensors[name][first:last])
 
 
 @dataclass(frozen=True)
 class Fit:
     path: Path
     fitted: tuple[str, ...]
-    """Parameters that have their values from the file now."""
     weights: tuple[int, int]
     """Numbers that came from the file, and numbers of the network."""
     missing: tuple[str, ...]
@@ -123,7 +103,6 @@ class Fit:
 
     @property
     def lines(self) -> list[str]:
-        """A line for the fit, and lines for parameters that are missing, misshapen or unused."""
         count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
             f"initial weights from {self.path}: {count} of {total} parameters fit, "
@@ -141,7 +120,6 @@ class Fit:
 
 
 def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
-    """Return the part of a file that fits a network; errors as of `begin_with`."""
     with _opened(path) as file:
         return _matched(path, file, network, renamed)[0]
 
@@ -228,22 +206,19 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     """Open a file of any of these kinds, and check a part of istmpi's own; DataError in one line for others."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
-        raise DataError(
-            f"{subject} is {kind_of(path)}; it must be a file." if path.exists() else f"{subject} does not exist."
-        )
+        what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
+        raise DataError(f"{subject} {what}")
     if path.suffix in (".h5", ".hdf5"):
         with open_checkpoint(path) as checkpoint:
             checkpoint.require_valid(part, parts)
-            yield _OfIstmpi(checkpoint)
+            yield _of_istmpi(checkpoint)
         return
-    wrong: tuple[Any, ...] = (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError)
-    with reading(f"{subject} cannot be read", CURE, *wrong, pickle.UnpicklingError):
-        file = (_Safetensors if path.is_dir() or path.suffix == ".safetensors" else _StateDict)(path)
+    with reading(f"{subject} cannot be read", CURE, Exception):
+        file = (_safetensors if path.is_dir() or path.suffix == ".safetensors" else _state_dict)(path)
     yield file
 
 
 def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's names by those in the network."""
     pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
     plain = {}
     for name in names:

@@ -1,7 +1,5 @@
 """Reading a checkpoint: needs neither MPI nor torch."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -14,24 +12,25 @@ from typing import Any
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import Header, place, read_header, read_version
+from istmpi.checkpoint.format import FORMAT, Header, place, read_header
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
-from istmpi.errors import ConfigError, DataError, IstmpiError, did_you_mean
+from istmpi.errors import DataError, did_you_mean
 from istmpi.hdf5 import (
     CHANGED,
-    LOCKING,
     Read,
     checksum_errors,
+    damage_named,
     dataset_at,
     datasets,
     dtype_name,
+    opened,
     read_rows,
     sealed,
     structure_errors,
-    unheard,
+    version_of,
 )
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
@@ -60,12 +59,11 @@ class Tensor:
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
         """Read rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
-        with _reading(self.path):
+        with damage_named(self.path):
             return self.dataset[first:last]
 
     def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        """Read rows as the file has them, into flat uint8 memory."""
-        with _reading(self.path):
+        with damage_named(self.path):
             read_rows(self.dataset, first, last, out)
 
 
@@ -74,16 +72,13 @@ class Checkpoint:
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
-        self.version = read_version(file, path)
+        cure = "Use the version of istmpi that wrote it, or a newer one"
+        self.version = version_of(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._described()
         self.tensors: dict[str, Tensor] = {name: self._tensor(f"model/{name}") for name in self.architecture.parameters}
-        self.tensors |= {
-            named(path.removeprefix("optim/")): self._tensor(path)
-            for path in self._datasets
-            if path.startswith("optim/")
-        }
+        self.tensors |= self._below("optim/")
         for name, parameter in self.architecture.parameters.items():
             shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
             if (tensor.shape, tensor.pattern, tensor.dtype) != (shape, parameter.pattern, parameter.dtype):
@@ -120,16 +115,13 @@ class Checkpoint:
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Calibrated mean and deviation of the units of every batch normalisation; empty without calibration."""
         return {name: (self.array(f"norm/{name}/mean"), self.array(f"norm/{name}/std")) for name in self._norms}
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The mean, deviation and offset that normalise examples; None where examples are not normalised."""
-        if not self._has("input/mean"):
+        if (mean := self._if_there("input/mean")) is None:
             return None
-        offset = self.array("input/offset") if self._has("input/offset") else None
-        return Normalisation(self.array("input/mean"), self.array("input/std"), offset)
+        return Normalisation(mean, self.array("input/std"), self._if_there("input/offset"))
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -138,8 +130,7 @@ class Checkpoint:
 
     @property
     def target_offset(self) -> np.ndarray | None:
-        """The offset ``[outputs]`` float64 subtracted from numbers to predict; None where float32 needs none."""
-        return self.array("output/offset") if self._has("output/offset") else None
+        return self._if_there("output/offset")
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -159,89 +150,84 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """The names of the numbers that it predicts, where the data gave some."""
-        return tuple(name.decode() for name in self.array("output/names")) if self._has("output/names") else None
+        return self._names("output/names")
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names; None for regression."""
-        return tuple(name.decode() for name in self.array("input/classes")) if self._has("input/classes") else None
+        return self._names("input/classes")
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the network's tokens; None where it takes no tokens."""
         if not TASKS[self.header.data.task].of_tokens:
             return None
-        if not self._has("input/tokenizer"):
+        if (json := self._if_there("input/tokenizer")) is None:
             return Bytes()
-        with _reading(self.path):
-            json = self.array("input/tokenizer").tobytes().decode("utf-8")
-        return TokenizerFile(json, f"the tokenizer in {self.path}")
+        with damage_named(self.path):
+            return TokenizerFile(json.tobytes().decode("utf-8"), f"the tokenizer in {self.path}")
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The conventions by which the training data were read; empty where the file has none."""
-        if not self._has("input/reading"):
-            return {}
-        with _reading(self.path):
-            return json.loads(self.array("input/reading").tobytes())
+        text = self._if_there("input/reading")
+        with damage_named(self.path):
+            return {} if text is None else json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
-        return tuple(self.array("data/own")[rank].tolist()) if self._has("data/own") else None
+        rows = self._if_there("data/own")
+        return None if rows is None else tuple(rows[rank].tolist())
 
     @property
     def own(self) -> dict[str, Tensor]:
         """Tensors whose values differ from rank to rank: one rank's after the other along axis 0."""
-        paths = [path for path in self._datasets if path.startswith(("partial/model/", "partial/optim/"))]
-        return {tensor.name: tensor for tensor in map(self._tensor, paths)}
+        return self._below("partial/model/", "partial/optim/")
 
     @property
     def frozen(self) -> dict[str, Tensor]:
         """Frozen parameters whose values are not the constructor's."""
-        tensors = (self._tensor(path) for path in self._datasets if path.startswith("frozen/"))
-        return {tensor.name: tensor for tensor in tensors}
+        return self._below("frozen/")
 
-    def array(self, path: str, rows: slice = slice(None)) -> np.ndarray:
-        """Read a small dataset; DataError when it is missing."""
-        with _reading(self.path):
-            return self._dataset(path)[rows]
+    def array(self, path: str) -> np.ndarray:
+        with damage_named(self.path):
+            return self._dataset(path)[:]
+
+    def _if_there(self, path: str) -> np.ndarray | None:
+        return self.array(path) if self._has(path) else None
+
+    def _names(self, path: str) -> tuple[str, ...] | None:
+        names = self._if_there(path)
+        return None if names is None else tuple(name.decode() for name in names)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all contents without the checksums."""
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
-    def errors(self, part: int = 0, parts: int = 1, read: Read = unheard) -> Iterator[str]:
+    def errors(self, part: int = 0, parts: int = 1, read: Read = lambda nbytes: None) -> Iterator[str]:
         """Find errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
 
         ``read`` is told of bytes as they are read, `nbytes` in all.
         """
-        with _reading(self.path):
+        with damage_named(self.path):
             yield from self._misfits()
             yield from checksum_errors(self.file, part, parts, read)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
-        """Read everything, or a share of it; DataError for the first error."""
         for error in self.errors(part, parts):
             raise DataError(f"{self.path} is damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        data, lengths, norms = self.header.data, self.architecture.lengths, self.architecture.batch_norms
-        slots = kinds_of(self.tensors)
-        parameters = self.architecture.parameters
-        stored = self._datasets
-        classes = {"input/classes": (data.outputs,)} if TASKS[data.task].one_class else {}
+        data, network, stored, slots = self.header.data, self.architecture, self._datasets, kinds_of(self.tensors)
+        inputs, outputs = (prod(data.shape),), (data.outputs,)
+        shapes = {name: each.pattern.shape(network.lengths) for name, each in network.parameters.items()}
         groups = [
-            {place(Slot(name, kind)): parameters[name].pattern.shape(lengths) for kind in slots for name in parameters},
-            {f"norm/{name}/{kind}": (norm.units,) for name, norm in norms.items() for kind in MOMENTS},
-            {f"input/{kind}": (prod(data.shape),) for kind in MOMENTS},
-            {f"output/{kind}": (data.outputs,) for kind in MOMENTS},
-            {"output/names": (data.outputs,)},
-            {"input/offset": (prod(data.shape),)},
-            {"output/offset": (data.outputs,)},
+            {place(Slot(name, kind)): shape for kind in slots for name, shape in shapes.items()},
+            {f"norm/{name}/{kind}": (norm.units,) for name, norm in network.batch_norms.items() for kind in MOMENTS},
+            {f"input/{kind}": inputs for kind in MOMENTS},
+            {f"output/{kind}": outputs for kind in MOMENTS},
+            {"input/offset": inputs},
+            {"output/offset": outputs},
+            {"output/names": outputs},
         ]
-        expected = dict(classes)
+        expected = {"input/classes": outputs} if TASKS[data.task].one_class else {}
         for group in groups:
             expected |= group if stored.keys() & group.keys() else {}
         for path, shape in expected.items():
@@ -253,6 +239,10 @@ class Checkpoint:
 
     def _has(self, prefix: str) -> bool:
         return any(path.startswith(prefix) for path in self._datasets)
+
+    def _below(self, *prefixes: str) -> dict[str, Tensor]:
+        tensors = (self._tensor(path) for path in self._datasets if path.startswith(prefixes))
+        return {tensor.name: tensor for tensor in tensors}
 
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)
@@ -272,31 +262,13 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
     """Open a checkpoint and check its structure; DataError in one line for anything that is none."""
     path = Path(path)
-    with _reading(path):
+    with damage_named(path):
         if not path.is_file():
             raise DataError(f"{path} {_misses(path)}")
         if not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file: not a checkpoint, or damaged.")
-        file = h5py.File(path, "r", locking=LOCKING)
-    with file:
-        with _reading(path):
-            checkpoint = Checkpoint(path, file)
+    with opened(path, Checkpoint) as checkpoint:
         yield checkpoint
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever h5py and others raise where they meet what they did not expect into one line."""
-    try:
-        yield
-    except ConfigError as error:
-        raise DataError(f"{path} is damaged ({error})") from None
-    except (IstmpiError, MemoryError):
-        raise
-    except Exception as error:
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = "truncated" if "truncated" in message else f"damaged ({message})"
-        raise DataError(f"{path} is {reason}.") from error
 
 
 def _misses(path: Path) -> str:

@@ -16,7 +16,7 @@ from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
-from istmpi.files import sync, temporary
+from istmpi.files import named_at_last, temporary
 from istmpi.foreign import reason
 
 _CALL = "checkpoint"
@@ -34,17 +34,11 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
         with communicator.agreed():
             if communicator.rank == 0:
                 with _output(path):
-                    _name(beside, path)
+                    named_at_last(beside, path)
     finally:
         if communicator.rank == 0:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-
-
-def _name(beside: Path, path: Path) -> None:
-    sync(beside)
-    beside.replace(path)
-    sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -110,17 +104,11 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk or has failed."""
-        self._until_idle()
-        outcome, self._outcome = self._outcome, None
-        if outcome is not None and (
-            not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
-        ):
-            raise outcome
-
-    def _until_idle(self) -> None:
         with self._communicator.waiting_for_itself(_CALL):
             self._idle.wait()
+        outcome, self._outcome = self._outcome, None
+        if outcome and (not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures):
+            raise outcome
 
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
         """Take a checkpoint in the foreground, perhaps under a name of its own; OutputError at the first failure."""
@@ -167,9 +155,7 @@ class Saver:
             self._failures += 1
             last = self._failures >= self._settings.max_failures
             then = (
-                f"Failures in a row: {self._failures}."
-                if last
-                else "The run continues; older checkpoints are untouched."
+                f"Failures in a row: {self._failures}." * last or "The run continues; older checkpoints are untouched."
             )
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error

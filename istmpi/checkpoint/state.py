@@ -4,6 +4,7 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,30 +30,20 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
-        yield Piece(
-            path=place(name),
-            shape=shape,
-            dtype=parameter.dtype,
-            values=_bytes(store.tensors[name]),
-            first_row=store.owners.rows(shape[0], store.rank).start,
-            axes=str(parameter.pattern),
-            blocks=store.owners.ranks,
-            block=store.rank,
-        )
+        first, values = store.owners.rows(shape[0], store.rank).start, _bytes(store.tensors[name])
+        yield _part(store, place(name), shape, parameter.dtype, values, first, str(parameter.pattern))
 
 
 def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piece]:
     """Yield the frozen parameters that the constructor does not make, each rank some of their rows."""
-    owners, rank = store.owners, store.rank
     for name in sorted(network.code.given):
         values = network.frozen[name]
-        rows, dtype = owners.rows(len(values), rank), str(values.dtype).removeprefix("torch.")
+        rows, dtype = store.owners.rows(len(values), store.rank), str(values.dtype).removeprefix("torch.")
         part = _bytes(values[rows.start : rows.stop])
-        yield Piece(f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "", owners.ranks, rank)
+        yield _part(store, f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "")
 
 
 def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
-    """Give a network the frozen parameters of a checkpoint; ConfigError where its constructor makes others."""
     for name, tensor in checkpoint.frozen.items():
         if name in network.frozen and network.frozen[name].shape == tensor.shape:
             network.give(name, torch.from_numpy(tensor.rows()))
@@ -64,7 +55,6 @@ def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
 
 
 def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays that make a network's inputs and read its outputs: normalisation, units, classes, tokenizer."""
     arrays = {}
     if data.mean is not None:
         arrays |= {"input/mean": data.mean, "input/std": data.std}
@@ -72,15 +62,12 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
         arrays |= dict(zip(("output/mean", "output/std"), data.targets))
     offsets = {"input/offset": data.offset, "output/offset": data.target_offset}
     arrays |= {path: offset for path, offset in offsets.items() if offset is not None}
-    if data.classes is not None:
-        arrays["input/classes"] = np.array([name.encode() for name in data.classes])
-    if data.output_names is not None:
-        arrays["output/names"] = np.array([name.encode() for name in data.output_names])
-    if data.tokenizer is not None and data.tokenizer.json:
-        arrays["input/tokenizer"] = np.frombuffer(data.tokenizer.json.encode(), np.uint8)
-    if data.reading:
-        arrays["input/reading"] = np.frombuffer(json.dumps(data.reading).encode(), np.uint8)
-    return arrays
+    for path, names in {"input/classes": data.classes, "output/names": data.output_names}.items():
+        if names is not None:
+            arrays[path] = np.array([name.encode() for name in names])
+    reading = json.dumps(data.reading) if data.reading else ""
+    texts = {"input/tokenizer": data.tokenizer.json if data.tokenizer else "", "input/reading": reading}
+    return arrays | {path: np.frombuffer(text.encode(), np.uint8) for path, text in texts.items() if text}
 
 
 def deployment_pieces(
@@ -102,20 +89,23 @@ def deployment_pieces(
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
     """Yield the tensors that differ from rank to rank between rounds, whole: one block for each rank."""
-    ranks, rank = store.owners.ranks, store.rank
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
         first, *other = parameter.pattern.axes
         axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
-        shape = ranks * rows, *rest
-        yield Piece(f"partial/{place(name)}", shape, parameter.dtype, _bytes(values), rank * rows, axes, ranks, rank)
+        shape, path = (store.owners.ranks * rows, *rest), f"partial/{place(name)}"
+        yield _part(store, path, shape, parameter.dtype, _bytes(values), store.rank * rows, axes)
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    """Return the piece that tells this rank's own data from others: one row of numbers for each rank."""
-    ranks, rank, values = store.owners.ranks, store.rank, np.array([contents], dtype=np.int64)
-    return Piece("data/own", (ranks, len(contents)), "int64", values, rank, None, ranks, rank)
+    values = np.array([contents], dtype=np.int64)
+    return _part(store, "data/own", (store.owners.ranks, len(contents)), "int64", values, store.rank)
+
+
+def _part(store: ParameterStore, *dataset: Any) -> Piece:
+    """Return the piece of a dataset of which each rank writes a block."""
+    return Piece(*dataset, blocks=store.owners.ranks, block=store.rank)
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
@@ -146,7 +136,6 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Read the calibration as networks take it: mean and variance of the units; the inverse of its pieces."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
         epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon

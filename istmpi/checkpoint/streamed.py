@@ -1,7 +1,5 @@
 """Takes initial weights from a function that yields them on rank 0: no rank holds more than it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import torch

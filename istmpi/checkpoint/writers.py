@@ -23,13 +23,12 @@ Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
 def available(communicator: Communicator) -> list[str]:
-    """The writers that all ranks can use, the preferred one first. Collective."""
     parallel = all(communicator.allgather(h5py.get_config().mpi))
     return ["mpio", "direct"] if parallel else ["direct"]
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """The writer to use: the wanted one, or with ``auto`` the first that all ranks can use. Collective."""
+    """Return the writer to use: the wanted one, or with ``auto`` the first that all ranks have. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
@@ -99,7 +98,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
 def _write_rows(
     dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
 ) -> None:
-    """Some of this rank's rows, or none: a collective call needs every rank, also those that have nothing to write."""
+    """Write some of this rank's rows, or none: a collective call needs every rank."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
     here = dataset.get_space()

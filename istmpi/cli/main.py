@@ -68,28 +68,28 @@ class LazyGroup(click.Group):
 
 
 COMMANDS = [
-    "train",
+    "train*",
     "simulate",
-    "compare",
+    "compare*",
     "report",
     "runs",
     "settings",
     "demo",
     "costmodel",
-    "measure",
+    "measure*",
     "model",
     "prepare",
     "data",
     "checkpoint",
-    "evaluate",
+    "evaluate*",
     "predict",
     "export",
     "job",
-    "doctor",
+    "doctor*",
 ]
-ON_RANKS = ["train", "compare", "measure", "evaluate", "doctor"]
-ALONE = [name for name in COMMANDS if name not in ON_RANKS]
-"""Commands that need no MPI."""
+"""The commands in the order of the help; a star marks those that run under mpirun."""
+ON_RANKS = [name[:-1] for name in COMMANDS if name.endswith("*")]
+ALONE = [name for name in COMMANDS if not name.endswith("*")]
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds for a launcher to end the job with the code of a rank that is gone."""
@@ -111,7 +111,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 
 @click.group(
     cls=LazyGroup,
-    commands=COMMANDS,
+    commands=[name.rstrip("*") for name in COMMANDS],
     epilog=f"{', '.join(ON_RANKS)} run under mpirun; the others need no MPI.\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )

@@ -29,8 +29,6 @@ NODES, DEGREE = 100_000, 20
 
 @dataclass(frozen=True)
 class Described:
-    """A run with its network, and the number of training examples where data were read."""
-
     run: Run
     architecture: Architecture
     examples: int | None
@@ -102,9 +100,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    """Refuse a deal that training would refuse, or subnets that the network's code does."""
-    if cost.spec.deals and run.method.partition != ():
-        network.require_dealable(cost.groups, run.model.scale != "none")
+    cost.spec.require_dealable(run, network)
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt
     for part in cost.parts:
         held = deal.held(part.part.ranks[0])

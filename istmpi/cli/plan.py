@@ -12,7 +12,7 @@ from istmpi.cost import Cost, cost, phase_costs, run_bytes
 from istmpi.data.callable.source import is_function
 from istmpi.exits import require_fitting
 from istmpi.foreign import one_line
-from istmpi.methods import METHODS
+from istmpi.methods import METHODS, limits, schedules
 from istmpi.models.architecture import Architecture
 from istmpi.report import tables
 
@@ -24,9 +24,9 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     costs = phase_costs(run, network, ranks, planned.examples, planned.smaller)
     for phase, _ in costs:
         require_dealable(run, network, phase)
-    run.optimizer.require_usable(sum(rounds * phase.local_steps for phase, rounds in costs))
-    if run.method.shares is not None and METHODS[run.method.name].shares(run) is None:
-        METHODS[run.method.name].require_changing_shares(run, network, ranks)
+    schedules.require_usable(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in costs))
+    if isinstance(run.method.shares, str):
+        limits.require_changing_shares(METHODS[run.method.name], run, network, ranks)
     alone, begun = cost(run.override({"method.shares": None}), network, 1), []
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of

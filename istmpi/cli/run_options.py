@@ -83,7 +83,6 @@ def _help(setting: str) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """The settings of a command without RUN: those of `DEFAULT`."""
     return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(DEFAULT).flat()
 
 
@@ -119,7 +118,6 @@ def changes(assignments: Sequence[str], options: Mapping[str, str | None], model
 
 
 def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each setting that ``--set SECTION.KEY=VALUE`` names, and its value as it was typed."""
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
@@ -205,7 +203,6 @@ def watching(command: Callable) -> Callable:
 def watched(
     communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
 ) -> tuple[float | None, dict[str, Watch]]:
-    """The Unix time at which rank 0 shall stop, and its loggers; nothing on the other ranks."""
     from istmpi.comm.stopping import end_of_job
 
     if communicator.rank:

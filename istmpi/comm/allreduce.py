@@ -47,10 +47,7 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor, not to be touched until `finish`; what is there by now begins to move.
-
-        ``made``: the first so many elements are final; to be called again with more.
-        """
+        """Hand over a contiguous tensor, not to be touched until `finish`; perhaps only its first ``made`` elements."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -62,7 +59,6 @@ class MeanOverRanks:
         # everything is there: `finish` comes next, or `begin` says that it does not
 
     def has(self, name: str) -> bool:
-        """Say whether all of a tensor was handed over."""
         return self._communicator.size > 1 and self._complete(name)
 
     def begin(self) -> None:
@@ -116,7 +112,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; making it begins to move."""
+    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; it begins to move at once."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)
@@ -134,7 +130,6 @@ class _Moving:
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
         self._waiting: list[_Segment] = []
-        """Another thread appends to it."""
         self._under_way: list[_Segment] = []
         self._requests: list = []
         self._runner = BackgroundRunner("all-reduce")
@@ -150,7 +145,6 @@ class _Moving:
         return bool(self._waiting or self._under_way)
 
     def begin(self) -> None:
-        """Move what was put, and will be, while the caller computes."""
         if self.busy and not self._in_background:
             self._in_background = True
             self._runner.put(self._move_until_called_back)
@@ -189,7 +183,6 @@ class _Segment:
     """A flat tensor on its way round the ring: P-1 steps in which chunks are added up, P-1 in which they are spread."""
 
     def __init__(self, values: torch.Tensor, codec: Codec | None, key: int, tag: int, communicator: Communicator):
-        """``codec``: None where values travel as they are; ``key``: the key of its roundings."""
         self._communicator, self._tag = communicator, tag
         flat = values.detach()
         flat = flat if flat.dtype == torch.bfloat16 else flat.numpy()
@@ -207,7 +200,6 @@ class _Segment:
         return True
 
     def _exchanges(self) -> Iterator[list]:
-        """Every step's requests; between two of them their messages have arrived."""
         rank, ranks = self._communicator.rank, self._communicator.size
         arriving = max(self._chunks, key=len)
         arriving = arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)

@@ -113,7 +113,6 @@ class LauncherWatch:
 
     @property
     def there(self) -> bool:
-        """A launcher was seen."""
         return self._launcher is not None
 
     def look(self, me: Member, neighbours: Sequence[Member], cure: str) -> None:

@@ -23,7 +23,6 @@ class BackgroundRunner:
         self.seconds = 0.0
 
     def put(self, work: Callable[[], None]) -> None:
-        """Begin with a piece as soon as the one before it is done."""
         if not mpi.threads_may_call():
             self._deferred.append(work)
             return

@@ -43,7 +43,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Wire:
-    """The coding of a transfer's values: the setting method.wire, and the key of its roundings."""
+    """The coding of a transfer's values: method.wire, and the key of its roundings."""
 
     kind: str
     key: int

@@ -34,8 +34,6 @@ LARGEST_CALL = 2**30
 
 @dataclass
 class Traffic:
-    """The values that a rank hands to MPI, counted."""
-
     bytes: int = 0
     calls: int = 0
 
@@ -110,32 +108,17 @@ class Communicator:
 
     # ---- messages between two ranks
 
-    def exchange(self, peer: int, sent: np.ndarray, received: np.ndarray) -> None:
-        """Send to a rank and receive as much from it, both contiguous. Each rank of a pair names the other."""
-        receive = self.start_receive(received.view(np.uint8), peer, 0)
-        requests = [receive, self.start_send(sent.view(np.uint8), peer, 0)]
-
-        def done() -> bool:
-            self.test_some(requests)
-            return self.all_done(requests)
-
-        self._wait(done, "sendrecv", [self.ranks[peer]])
-        self.traffic.add(sent.nbytes)
-
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
         """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to receive bytes, which have arrived once the request is `all_done`."""
         return self.mpi.Irecv([values, self._library.BYTE], peer, tag)
 
     def test_some(self, requests: list[Any]) -> bool:
-        """Test all these requests, sent and received, in one call; true if any was done."""
         return bool(requests) and bool(self._library.Request.Testsome(requests))
 
     def all_done(self, requests: Sequence[Any]) -> bool:
-        """True if all of them were done at the last `test_some`."""
         return all(request == self._library.REQUEST_NULL for request in requests)
 
     # ---- Python objects, which are small
@@ -151,7 +134,6 @@ class Communicator:
             size = needed
 
     def gather_to_root(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0, None on the others."""
         packed = np.frombuffer(objects.packed(value), dtype=np.uint8)
         lengths = self.allgather(packed.size)
         starts = [*accumulate(lengths, initial=0)][:-1]
@@ -220,28 +202,20 @@ class Communicator:
 
     def _finish(self, request: Any, call: str) -> None:
         self.whereabouts.arrive(self._name)
-        self._wait(request.Test, call)
-
-    def _wait(self, done: Callable[[], bool], call: str, peers: Sequence[int] = ()) -> None:
-        if not done():
-            with self._waits(call, peers):
+        if not request.Test():
+            with self.whereabouts.waits(call, self._name, self.ranks):
                 backoff = Backoff()
-                while not done():
+                while not request.Test():
                     backoff.wait_unless(False)
 
-    def _waits(self, call: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
-        return self.whereabouts.waits(call, self._name, peers or self.ranks, not peers)
-
     def waiting(self, call: str) -> AbstractContextManager[None]:
-        """A collective block in which this rank waits for all others."""
         self.whereabouts.arrive(self._name)
-        return self._waits(call)
+        return self.whereabouts.waits(call, self._name, self.ranks)
 
     def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:
-        """A block in which this rank waits for what it does itself; all ranks come to it, as to a collective call."""
         group = f"{self._name} {call}"
         self.whereabouts.arrive(group)
-        return self.whereabouts.waits(call, group, self.ranks, True, for_itself=True)
+        return self.whereabouts.waits(call, group, self.ranks, for_itself=True)
 
     # ---- other groups of ranks
 

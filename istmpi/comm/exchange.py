@@ -63,7 +63,6 @@ def _message(staged: Staged, rank: int) -> np.ndarray:
 
 
 def _pieces(staged: Staged, peers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """The pieces of all peers' messages, one of each in turn."""
     messages = {peer: message for peer in peers if len(message := _message(staged, peer))}
     start = 0
     while messages:

@@ -53,7 +53,6 @@ class Sighting:
     arrivals: Mapping[str, int] = field(default_factory=dict)
     """Collective calls that it has come to, by communicator."""
     waits: bool = False
-    """Its training thread waits for others."""
 
     @staticmethod
     def of(whereabouts: Whereabouts, now: float) -> "Sighting":
@@ -100,7 +99,6 @@ class Missing:
 
 
 def deadline(patience: float, slowest_round: float) -> float:
-    """Seconds after which a rank that others wait for is missed."""
     return max(patience, TIMES_THE_SLOWEST * slowest_round) if slowest_round else TIMES_BEFORE_THE_FIRST * patience
 
 
@@ -129,7 +127,7 @@ def missing(
             absent.append(Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank)))
             continue
         answer = answers[rank]
-        if not (wait.number and answer.arrivals.get(wait.group, 0) >= wait.number):
+        if answer.arrivals.get(wait.group, 0) < wait.number:
             why = "waits" if answer.waits else "slow" if answer.still < limit else "still"
             absent.append(Missing(member, why, answer.still, answer))
     return [each for each in absent if each.why != "waits"] or absent
@@ -145,7 +143,6 @@ def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missin
 
 
 def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
-    """The line about a missing rank. ``ends``: after how many seconds of waiting the job will end; 0: it will not."""
     phase, seconds = slowest
     remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
     then = f" The job ends at {ends:.0f} s if nothing changes." if ends and absent.why in ("silent", "still") else ""
@@ -164,7 +161,6 @@ def lines(
 
 
 def stacks() -> str:
-    """The Python stacks of all threads of this process, or why there are none."""
     try:
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)

@@ -68,8 +68,7 @@ class HangWatch:
     """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
 
     ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank.
-    ``wished``: why this rank may be about to stop. ``cure``: what to do after the end of a stuck job. Where threads may
-    not call MPI, only the launcher is watched.
+    ``cure``: what to do after the end of a stuck job. Where threads may not call MPI, only the launcher is watched.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class HangWatch:
         patience: float,
         folder: Path,
         tell: Callable[[str], None] = _print,
-        wished: Callable[[], str] = str,
         cure: str = "Continue from the last checkpoint with --resume auto.",
     ):
         self._communicator, self._where = communicator, communicator.whereabouts
         self._where.restart()
-        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, wished, cure
+        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, str, cure
         self._launcher = LauncherWatch()
         facts = communicator.allgather((socket.gethostname(), os.getpid(), process_facts(os.getpid())[1]))
         self._members = [Member(rank, host, process) for rank, (host, process, _) in enumerate(facts)]
@@ -96,7 +94,6 @@ class HangWatch:
         calls = communicator.size > 1 and patience > 0 and all(communicator.allgather(mpi.threads_may_call()))
         self._mailbox = ThreadMailbox(communicator.mpi.Dup()) if calls else None
         self._seen: Seen = {}
-        """The last sighting of each other rank, and when it came."""
         self._roll: _Roll | None = None
         self._ending: tuple[str, int, set[int]] | None = None
         """The reason for the end of the job, the rank that ends it, and those that answer."""
@@ -272,7 +269,6 @@ class HangWatch:
             self._tell(text)
 
     def _end_job(self, reason: str, conductor: int, awaited: set[int]) -> None:
-        """Collect the stacks of all ranks that answer, and end the job."""
         began, self._stacks[self._rank] = time.monotonic(), report.stacks()
         if conductor != self._rank:
             self._mailbox.send(conductor, "stack", self._stacks[self._rank])

@@ -113,7 +113,6 @@ def handshake(seconds: float) -> list[tuple[int, int]]:
 
 
 def _received(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple[dict[int, Any], list[int]]:
-    """The values that peers sent, and the peers from whom nothing came in time."""
     waiting = {peer: everyone.irecv(source=peer, tag=tag) for peer in peers}
     values = {}
     deadline = time.monotonic() + seconds

@@ -31,7 +31,6 @@ def final_barrier() -> None:
 
 
 def abort_at_exit(code: int) -> None:
-    """Let this process end through MPI_Abort, if MPI is up: its peers may be waiting for it."""
     if mpi.if_up():
         from mpi4py.run import set_abort_status
 

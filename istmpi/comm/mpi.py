@@ -87,7 +87,6 @@ def if_up() -> Any:
 
 
 def ranks_here() -> int:
-    """The number of ranks of this job; 1 where MPI is not up."""
     MPI = if_up()
     return MPI.COMM_WORLD.Get_size() if MPI else 1
 
@@ -131,5 +130,4 @@ def thread_level() -> str:
 
 
 def threads_may_call() -> bool:
-    """Several threads of a process may call the MPI library at the same time."""
     return thread_level() == THREAD_LEVELS[-1]

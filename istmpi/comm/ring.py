@@ -41,7 +41,6 @@ def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[st
 
 
 def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
-    """A bucket of so many elements cut into segments."""
     length = CHUNK_BYTES // itemsize * ranks
     for start in range(0, elements, length):
         yield slice(start, min(start + length, elements))

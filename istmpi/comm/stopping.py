@@ -74,7 +74,6 @@ class StopSign:
         self._looked = 0.0
 
     def asked(self) -> bool:
-        """True once this rank knows of a wish to stop, which it passes on. Cheap enough for every local step."""
         if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
             self.reason = reason
             self._gossip.notify(reason)

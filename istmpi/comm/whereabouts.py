@@ -20,15 +20,13 @@ _MANY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Wait:
-    """A call for which others are needed that are not all there."""
+    """A collective call for which others are needed that are not all there."""
 
     call: str
     group: str
     number: int
-    """The number of the collective call there; 0 for a call between two ranks."""
     ranks: tuple[int, ...]
     since: float
-    """A time of ``time.monotonic``."""
     trains: bool = True
     """The training thread waits for others, not one in the background."""
     for_itself: bool = False
@@ -55,13 +53,11 @@ class Whereabouts:
         self.slowest_phase = "", 0.0
         """The longest of all phases that are over, but for those that wait for the end of others' local steps."""
         self.moved = time.monotonic()
-        """The time when it last did something else than before."""
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
         self._stepping = ""
 
     def watch(self, now: float) -> bool:
-        """Note that the watch looks, as it does at least every second; true if the process was stopped meanwhile."""
         slept = self._slept(now)
         self._watched = now
         return slept
@@ -74,7 +70,6 @@ class Whereabouts:
 
     @contextmanager
     def enter(self, phase: str) -> Iterator[None]:
-        """A block that is that phase; a phase inside another is taken out of it."""
         before = self._change(phase)
         try:
             yield
@@ -116,16 +111,12 @@ class Whereabouts:
         self.round, self.local_step, self._round_began = round, None, now
 
     def arrive(self, group: str) -> None:
-        """Note that the rank has come to a collective call of that communicator."""
         self.arrivals[group] = self.arrivals.get(group, 0) + 1
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(
-        self, call: str, group: str, ranks: Sequence[int], collective: bool, for_itself: bool = False
-    ) -> Iterator[None]:
-        """A block in which the rank waits for others, or with ``for_itself`` for what it does itself."""
-        number = self.arrivals.get(group, 0) if collective else 0
+    def waits(self, call: str, group: str, ranks: Sequence[int], for_itself: bool = False) -> Iterator[None]:
+        number = self.arrivals.get(group, 0)
         trains = threading.get_ident() == self._trainer and not for_itself
         self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)
         try:

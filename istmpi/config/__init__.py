@@ -1,8 +1,9 @@
 """A run's settings: `Run` and its sections."""
 
 from istmpi.config.described import Setting, every_setting
+from istmpi.config.learner import Method, Model, Optimizer, OwnModel
 from istmpi.config.run import SHIPPED, Run, shipped, type_of
-from istmpi.config.sections import Checkpoint, Data, Evaluate, Method, Model, Optimizer, Output, OwnModel, Train
+from istmpi.config.sections import Checkpoint, Data, Evaluate, Output, Train
 
 __all__ = [
     "SHIPPED",

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from istmpi.config.learner import OWN_SETTINGS, Model
 from istmpi.config.run import Run
-from istmpi.config.sections import OWN_SETTINGS, Model
 from istmpi.methods import METHODS
 from istmpi.models.arguments import arguments_of
 from istmpi.names import NETWORKS
@@ -15,8 +15,6 @@ from istmpi.settings import help_of, kind_of_value, range_of, types_of
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its dotted name, its type with range and help, and its default."""
-
     name: str
     hint: Any
     default: Any
@@ -33,7 +31,6 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """The values that it may have, in words; empty for any of its kind."""
         if self.kind == "true or false":
             return ""
         words = range_of(self.hint)

@@ -14,19 +14,8 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from istmpi.config.sections import (
-    OWN_SETTINGS,
-    Checkpoint,
-    Comm,
-    Data,
-    Evaluate,
-    Method,
-    Model,
-    Optimizer,
-    Output,
-    OwnModel,
-    Train,
-)
+from istmpi.config.learner import OWN_SETTINGS, Method, Model, Optimizer, OwnModel
+from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Train
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
@@ -39,7 +28,6 @@ from istmpi.renamed import SETTINGS, current, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
 SHIPPED = Path(__file__).parents[1] / "runs"
-"""The folder of the runs that come with the package."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +203,14 @@ class Run:
         return _plain(self)
 
     def flat(self) -> dict[str, Any]:
-        """The settings by their dotted names: ``{"method.local_steps": 20}``; those that are None are left out."""
+        """The settings by their dotted names; those that are None are left out."""
         return dict(_flat(self.tree()))
 
     def toml(self) -> str:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """The settings in which two runs differ: ``{"model.hidden": ([512], [256])}``; one that is not set is None."""
+        """The settings in which two runs differ, by their dotted names, with both values; None where one is not set."""
         first, second = self.flat(), other.flat()
         pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -259,7 +247,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
-    """A dataclass from a tree of plain values; every key known, every value of its type and in its range."""
     types, values = types_of(kind), {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

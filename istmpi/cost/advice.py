@@ -100,7 +100,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     """The fewest local steps with which transfers are a small part of the time."""
-    every = (1,) if counted(method).synchronous else LOCAL_STEPS
+    every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
         time = round_time(choice.cost, scenario.cluster)
@@ -132,7 +132,7 @@ def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, C
     for title, method, variant in [*methods, *_variants(scenario, ranks)]:
         choice = best.get(title) or Choice(variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1)))
         link = _bits(link_rate(choice.cost, scenario.cluster))
-        steps = "-" if counted(method).synchronous else str(choice.local_steps)
+        steps = "-" if counted(method).sends_every_step else str(choice.local_steps)
         rows.append((title, str(choice.ranks), steps, in_seconds(choice.seconds), link))
     return rows
 

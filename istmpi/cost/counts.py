@@ -10,7 +10,7 @@ from istmpi.cost.collectives import COLLECTIVES, HOP, PULL, Load, beside_steps
 from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
 from istmpi.cost.whole_graph import whole_graph_bytes
-from istmpi.methods import MethodSpec, spec_of
+from istmpi.methods import MethodSpec, limits, spec_of
 from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
 
@@ -142,13 +142,13 @@ def cost(
 ) -> Cost:
     """Return the cost of a run on so many ranks, by its own method, another one or a rival.
 
-    ``shared_batch``: synchronous methods divide train.batch, as in the paper. ``examples``: of training, for methods
-    that count in passes.
+    ``shared_batch``: methods that send in each step divide train.batch, as in the paper. ``examples``: of training, for
+    methods that count in passes.
     """
     name = method or run.method.name
     spec = counted(name)
     run = replace(run, method=replace(run.method, name=name))
-    spec.require_delay(run, architecture, ranks)
+    limits.require_room(spec, run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
     settings = spec.shares(run), spec.least(run, architecture), members
@@ -158,7 +158,7 @@ def cost(
     resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0
     held = Holdings(*dealing, *resting)
     made = optimizer_spec(run.optimizer)
-    batch = Fraction(run.train.batch, ranks if shared_batch and spec.synchronous else 1)
+    batch = Fraction(run.train.batch, ranks if shared_batch and spec.sends_every_step else 1)
     stored = len(spec.slots(run))
     sends = [COLLECTIVES[name](run) for name in spec.sends]
     early = spec.leaves_early(run, architecture, ranks)
@@ -193,7 +193,7 @@ def cost(
         )
         copies += moved * staying * held.shared_bytes
         copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
-        sparse = made.name == "sgd" and not run.optimizer.clip and not spec.synchronous
+        sparse = made.name == "sgd" and not run.optimizer.clip and not spec.sends_every_step
         inside = batch * Fraction(architecture.nodes[0])
         parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
     return Cost(
@@ -207,7 +207,7 @@ def cost(
         loads=loads,
         sent_part=spec.sent_part(run),
         tensors=tensors,
-        start_bytes=(1 + stored) * sum(COLLECTIVES[name](run).load(held).sent for name in spec.sends_at_start) + first,
+        start_bytes=(1 + stored) * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0) + first,
         since=spec.sends_since(run),
     )
 
@@ -221,7 +221,8 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return the cost of each of a run's methods, with its number of rounds; ``smaller``: networks for other images."""
     for name, _ in run.phases():
-        spec_of(name, "method.name =" if name == run.method.name else "method.finish =").require_wire(run)
+        where = "method.name =" if name == run.method.name else "method.finish ="
+        limits.require_wire(spec_of(name, where), run)
     if smaller is None:
         return [
             (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds

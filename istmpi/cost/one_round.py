@@ -63,7 +63,7 @@ def _sent(
 ) -> np.ndarray:
     spec, ranks = spec_of(run.method.name), route.owners.ranks
     sent = np.zeros(ranks, dtype=np.int64)
-    if not spec.sends_at_start:
+    if not spec.replicated:
         return sum((leg_bytes(leg, ranks, architecture.lengths) for leg in route.legs(moved, round, fresh)), sent)
     if fresh:
         everything = with_slots(architecture.parameters, tuple(map(str, range(len(spec.slots(run))))))

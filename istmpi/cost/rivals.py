@@ -9,7 +9,6 @@ _ALL = (
         "rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
         ("server",),
         sends_every_step=True,
-        synchronous=True,
         owned_tensors=0,
     ),
     MethodSpec("ist-push-pull", "all weights are flushed to their owners in every round", ("pull", "push"), deals=True),

@@ -26,7 +26,7 @@ class Scenario:
     cluster: Cluster
     examples: int
     shared_batch: bool = False
-    """True if synchronous methods divide train.batch among the ranks."""
+    """True if methods that send in each step divide train.batch among the ranks."""
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)

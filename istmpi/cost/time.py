@@ -89,7 +89,7 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
 
 
 def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
-    return 0.0 if cost.spec.synchronous else cluster.deal_seconds
+    return 0.0 if cost.spec.sends_every_step else cluster.deal_seconds
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:

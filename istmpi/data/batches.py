@@ -1,4 +1,13 @@
-"""The batches of a stream, any of which can be computed at any time."""
+"""The training rows that each stream may draw from, and its batches, any of which can be computed at any time.
+
+    shared      every stream draws from all rows
+    sharded     disjoint random shards that cover all rows; their sizes differ by at most one
+    by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
+                Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
+    local       every stream has a file of its own and draws from all of it
+
+Every stream computes its own rows, without a word from the others.
+"""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -7,6 +16,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
+from istmpi.errors import ConfigError, DataError
 
 
 class Batches:
@@ -56,7 +66,6 @@ class Batches:
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
-        """Return the rows of the split that make batch ``step``: [batch] int64."""
         length = len(self._rows)
         position, end = step * self.batch, (step + 1) * self.batch
         parts = []
@@ -75,3 +84,56 @@ class Batches:
             key = rng.key(self._seed, "batches", self._stream, number)
             self._cached = number, self._rows[rng.permutation(len(self._rows), key)]
         return self._cached[1]
+
+
+PLACEMENTS = ("shared", "sharded", "by-label", "local")
+
+
+def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
+    """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64; the same on every machine."""
+    assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
+    if placement == "sharded":
+        rows = _sharded(len(labels), stream, streams, seed)
+    elif placement == "by-label":
+        rows = _by_label(labels, streams, seed, alpha)[stream]
+    else:
+        rows = np.arange(len(labels))
+    if len(rows) == 0:
+        cure = "raise alpha, change the seed or use fewer ranks" if placement == "by-label" else "use fewer ranks"
+        raise DataError(
+            f"rank {stream} of {streams} gets no training example of {len(labels)} with {placement} placement; {cure}."
+        )
+    return rows
+
+
+def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
+    order = rng.permutation(length, rng.key(seed, "placement", "sharded"))
+    return np.sort(order[stream::streams])
+
+
+def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
+    if labels.ndim != 1:
+        raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
+    shards: list[list[np.ndarray]] = [[] for _ in range(streams)]
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        rows = rows[rng.permutation(len(rows), rng.key(seed, "placement", "rows", int(label)))]
+        shares = _dirichlet(alpha, streams, rng.key(seed, "placement", "shares", int(label)))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+        for shard, part in zip(shards, np.split(rows, cuts), strict=True):
+            shard.append(part)
+    return [np.sort(np.concatenate(shard)) for shard in shards]
+
+
+def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
+    """Return shares that sum to one.
+
+    RandomState's streams are guaranteed for ever, those of newer generators only within a version of NumPy.
+    """
+    state = np.random.RandomState(key & 0xFFFFFFFF)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = state.dirichlet(np.full(streams, alpha))
+    if not np.isfinite(shares).all():
+        # A tiny alpha underflows to 0 / 0; its limit is that one stream takes the whole class.
+        shares = np.eye(streams)[state.randint(streams)]
+    return shares

@@ -15,6 +15,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
+from istmpi.data.holdout import divided
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
@@ -35,6 +36,11 @@ class Split(ABC):
     """Examples that are read by number; by default without labels, shape and normalisation."""
 
     ahead = 0
+    chosen: np.ndarray | None = None
+    """The places in the data of its examples; None for all."""
+
+    def places(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.chosen is None else self.chosen[indices]
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -53,13 +59,13 @@ class Split(ABC):
         return self
 
     def resized(self, side: int) -> Split:
-        """Return the same images, downscaled to a side; 0 leaves examples as they are."""
         assert not side, side
         return self
 
-    @abstractmethod
-    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        """Return training examples and a fraction of them that a seed draws; nothing is copied but labels."""
+    def divided(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
+        """Return training examples and a fraction of them that a seed draws, of each of ``classes``; not copied."""
+        train, held = divided(len(self), fraction, seed, classes)
+        return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
 
     @property
     @abstractmethod

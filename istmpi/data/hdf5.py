@@ -5,7 +5,9 @@ opened, a block of these when one of its rows is read for the first time.
 """
 
 import json
+import mmap
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,33 +17,31 @@ import h5py
 import numpy as np
 
 from istmpi.data.dataset import SPLITS, Dataset, Split
-from istmpi.data.dense.file import open_examples
 from istmpi.data.graph.split import open_graph
-from istmpi.data.guard import FirstRead, letting_go
+from istmpi.data.images.split import open_examples
 from istmpi.data.sparse.split import open_rows
 from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
-from istmpi.foreign import reason
 from istmpi.hdf5 import (
     CHANGED,
-    CHECKSUM,
-    LOCKING,
     Read,
     checksum_errors,
+    damage_named,
     dataset_at,
     datasets,
+    differs,
     expected_checksums,
     misplaced,
+    opened,
     plain,
     sealed,
     shown,
     structure_errors,
-    unheard,
+    version_of,
 )
 from istmpi.tasks import TASKS
 
-READABLE = (1, 2)
 Opened = tuple[dict[str, Split], dict[str, Any]]
 OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "numbers": open_examples,
@@ -49,12 +49,13 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
     "sparse rows": open_rows,
     "a graph": open_graph,
 }
+CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
 """Datasets that may be large, and are checked as they are read."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """Return the data set of a prepared file, memory-mapped; DataError in one line for anything else."""
+    """Return the data set of a prepared file, memory-mapped."""
     with prepared_file(path) as file:
         return file.dataset
 
@@ -62,56 +63,29 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
     path = Path(path)
-    with _reading(path):
+    with damage_named(path, CURE):
         if not path.is_file() or not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file. Make it with `istmpi prepare`.")
-        file = h5py.File(path, "r", locking=LOCKING)
-    with file:
-        with _reading(path):
-            prepared = PreparedFile(path, file)
-        yield prepared
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        damage = "truncated" if "truncated" in str(error) else f"damaged ({reason(error)})"
-        raise DataError(f"{path} is {damage}; prepare or copy it again.") from error
+    with opened(path, PreparedFile, CURE) as file:
+        yield file
 
 
 class PreparedFile:
     def __init__(self, path: Path, file: h5py.File):
         self._path, self._file = path, file
         self._size = path.stat().st_size
-        self.version = self._version()
+        self.version = version_of(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
         if self.version > 1 and not sealed(file):
-            raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}; prepare or copy it again")
+            raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
 
     @property
     def nbytes(self) -> int:
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
-    def errors(self, read: Read = unheard) -> Iterator[str]:
-        """Yield what is wrong, one line each; ``read`` gets numbers of bytes."""
-        with _reading(self._path):
+    def errors(self, read: Read = lambda nbytes: None) -> Iterator[str]:
+        with damage_named(self._path, CURE):
             yield from checksum_errors(self._file, read=read)
-
-    def _version(self) -> int:
-        if plain(self.attribute("format", "")) != FORMAT:
-            raise self.error("is an HDF5 file, but not prepared data; make it with `istmpi prepare`")
-        version = self.attribute("version")
-        if version not in READABLE:
-            readable = " and ".join(map(str, READABLE))
-            raise self.error(f"has version {shown(version)}; this istmpi reads versions {readable}. Prepare it again")
-        if (CHECKSUM in self._file.attrs) != (version > 1):
-            has = "no attribute" if version == 1 else "an attribute"
-            raise self.error(f"is damaged: its version is {version}, which has {has} {CHECKSUM}; prepare it again")
-        return int(version)
 
     def _read(self) -> Dataset:
         task = self.text("task")
@@ -121,12 +95,10 @@ class PreparedFile:
         reading = dataset_at(self._file, READING)
         facts["reading"] = {} if reading is None else json.loads(reading[()].tobytes())
         facts |= {"outputs": self.outputs, "classes": self.names("classes")}
-        facts |= {"source": self.text("source"), "kind": self.text("kind")}
-        if "shape" not in facts:
-            facts["shape"] = self.shape
+        facts |= {"source": self.text("source"), "kind": self.text("kind"), "shape": facts.get("shape") or self.shape}
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
-            raise self.error(f"is damaged: {error}; prepare or copy it again")
+            raise self.error(f"is damaged: {error}{CURE}")
         return Dataset(splits, task, **facts)
 
     @property
@@ -152,21 +124,62 @@ class PreparedFile:
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):
-            raise self.error(f"has {name}, which {problem}; prepare or copy it again")
+            raise self.error(f"has {name}, which {problem}{CURE}")
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
-        """Return a mapped dataset, and what learns of its rows before they are read."""
         x, expected = self.mapped(name), expected_checksums(self._file, name)
         return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
 
-    def attribute(self, name: str, *default: object) -> object:
-        if name not in self._file.attrs and not default:
+    def attribute(self, name: str) -> object:
+        if name not in self._file.attrs:
             raise self.error(f"has no attribute {name}; prepare it again")
-        return self._file.attrs.get(name, *default)
+        return self._file.attrs[name]
 
     def text(self, name: str) -> str:
         return str(plain(self.attribute(name)))
 
     def error(self, problem: str) -> DataError:
         return DataError(f"{self._path} {problem}.")
+
+
+class FirstRead:
+    """Compares a block of the rows of x with its checksum before it is read for the first time."""
+
+    def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
+        self._x, self._expected = x.view(np.ndarray), expected
+        self._path, self._name = path, name
+        self._unread = np.ones(len(expected), bool)
+        self._left = len(expected)
+
+    def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        """Expect ``length`` rows to be read from each of ``rows`` on; DataError for damage."""
+        if not self._left:
+            return
+        blocks, count = len(self._expected), len(self._x)
+        first, last = (((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length))
+        touched = np.concatenate([np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)])
+        for block in np.unique(touched[self._unread[touched]]).tolist():
+            first, last = count * block // blocks, count * (block + 1) // blocks
+            if zlib.crc32(self._x[first:last]) != self._expected[block]:
+                raise DataError(f"{self._path} is damaged: {differs(self._name, first, last)}{CURE}.")
+            self._unread[block] = False
+            self._left -= 1
+
+
+KEPT = 2**31
+"""Bytes of a map up to which a process keeps its pages."""
+
+
+def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Return ``before``, and for a large map let go of its pages, with which a process seems to grow."""
+    if x.nbytes <= KEPT:
+        return before
+
+    def let_go(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            x.base.madvise(mmap.MADV_DONTNEED)
+        if before is not None:
+            before(rows, length)
+
+    return let_go

@@ -8,7 +8,6 @@ import numpy as np
 from istmpi import rng
 from istmpi.errors import ConfigError, DataError
 
-ONE_IN = 5
 ONE_IN_FIVE = "one in five for testing, drawn"
 
 
@@ -38,12 +37,14 @@ def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
     """Return which of ``count`` examples are for testing: [count] bool, one in five, of each class with ``labels``
     [count].
     """
-    order = rng.permutation(count, rng.key("held out", count))
-    if labels is not None:
-        order = order[np.argsort(labels[order], kind="stable")]
     mask = np.zeros(count, dtype=bool)
-    mask[order[::ONE_IN]] = count > 1
+    mask[_drawn(count, labels, "held out", count)[::5]] = count > 1
     return mask
+
+
+def _drawn(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray:
+    order = rng.permutation(count, rng.key(*key))
+    return order if labels is None else order[np.argsort(labels[order], kind="stable")]
 
 
 def with_test(
@@ -63,17 +64,13 @@ def with_test(
 def divided(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``; both
-    ascending."""
+    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(
             f"data.{split} = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
             f"another fraction, or leave it out."
         )
-    order = rng.permutation(count, rng.key(seed, split))
-    if labels is not None:
-        order = order[np.argsort(labels[order], kind="stable")]
     mask = np.zeros(count, dtype=bool)
-    mask[order[(2 * np.arange(held) + 1) * count // (2 * held)]] = True
+    mask[_drawn(count, labels, seed, split)[(2 * np.arange(held) + 1) * count // (2 * held)]] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from istmpi.data.files.decoder import Notes, first_of
+from istmpi.data.decoder import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION

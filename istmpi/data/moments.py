@@ -49,8 +49,8 @@ class Moments:
         self._mean += shift * (more / count)
         self._count = count
 
-    def normalisation(self, groups: int, offset: np.ndarray | None = None) -> Normalisation:
-        """Return the mean and the deviation to normalise with, of examples that are less an ``offset`` already.
+    def normalisation(self, groups: int) -> Normalisation:
+        """Return the mean and the deviation to normalise with.
 
         The features are ``groups`` runs of equal length with one mean and deviation each; a constant group gets
         deviation 1.
@@ -64,7 +64,7 @@ class Moments:
         std[std <= 1e-7 * np.abs(mean)] = 1.0
         features = len(self._mean) // groups
         mean, std = (np.repeat(values, features).astype(np.float32) for values in (mean, std))
-        return Normalisation(mean, std, offset)
+        return Normalisation(mean, std)
 
 
 NARROW = 2.0**-12

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense import arrays, idx, speech, tables
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Note
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import Decoder, Note
+from istmpi.data.dense import arrays, speech, tables
 from istmpi.data.graph import prepare as graph
 from istmpi.data.images import prepare as images
 from istmpi.data.sparse import prepare as xc
@@ -28,7 +28,7 @@ from istmpi.tasks import TASKS
 KINDS: dict[str, Callable[..., Material]] = {
     "speech": speech.read,
     "images": images.read,
-    "idx": idx.read,
+    "idx": arrays.read_idx,
     "arrays": arrays.read,
     "csv": tables.read,
     "text": text.read,
@@ -39,8 +39,6 @@ KINDS: dict[str, Callable[..., Material]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """A finished preparation; ``of_class`` counts the training examples of each class or label."""
-
     target: Path
     task: str
     shape: tuple[int, ...]

@@ -3,8 +3,7 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.guard import blocks_of
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import sync, temporary
-from istmpi.foreign import reason
+from istmpi.files import named_at_last, temporary, writing
 from istmpi.hdf5 import CHECKSUMS, new_file, seal, set_attribute
 
 FORMAT = "istmpi-data"
@@ -78,6 +75,15 @@ class Chosen:
         return self.source[self.rows[rows]]
 
 
+BLOCK = 2**16
+"""Bytes of a block, about: as much as a system reads ahead."""
+
+
+def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
+    return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
+
+
 def write(
     material: Material,
     target: str | os.PathLike,
@@ -95,7 +101,7 @@ def write(
     attributes = {"format": FORMAT, "version": VERSION, "kind": material.kind, "source": material.source}
     attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
     try:
-        with _writing(target), new_file(beside, _ROOM) as file:
+        with writing(target), new_file(beside, _ROOM) as file:
             for name, value in {**attributes, **material.attributes, **material.counts}.items():
                 set_attribute(file, name, value)
             for path, values in datasets.items():
@@ -111,20 +117,10 @@ def write(
             for path, guards in checksums.items():
                 file.create_dataset(path, data=guards)
             seal(file, checksums)
-        with _writing(target):
-            sync(beside)
-            beside.replace(target)
-            sync(target.parent)
+        with writing(target):
+            named_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{target} cannot be written: {reason(error)}.") from error
 
 
 def check_target(target: Path, force: bool) -> None:
@@ -133,6 +129,6 @@ def check_target(target: Path, force: bool) -> None:
     if target.is_dir() or (target.exists() and not force):
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
-        raise OutputError(f"{target} cannot be written: the folder {target.parent} does not exist. Create it first.")
+        raise OutputError(f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first.")
     if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{target} cannot be written: {target.parent} is not writable. Choose another folder.")
+        raise OutputError(f"{target}: cannot be written ({target.parent} is not writable). Choose another folder.")

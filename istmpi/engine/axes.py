@@ -52,7 +52,6 @@ class Factor:
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Positions along this factor of a rank that holds ``units`` of the dealt names, and all of the others."""
         held = units.get(self.name)
         if held is None:
             return range(self.length(lengths))
@@ -91,7 +90,7 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return facts of units by position along this axis: an array for each factor that has such a name."""
+        """Facts of units by position along this axis: an array for each factor that has such a name."""
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -167,7 +166,6 @@ class Parameter:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
         return ITEMSIZE[self.dtype]
 
     def size(self, lengths: Mapping[str, int]) -> int:
@@ -180,7 +178,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """Return the lengths of a rank's subnet: a dealt name's number of units; for ``name[k]`` 1 if it holds unit k."""
+    """The lengths of a rank's subnet: a dealt name's number of units; for ``name[k]`` 1 if it holds unit k."""
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
@@ -194,7 +192,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """Return the lengths of a subnet from its numbers of units alone: ``name[k]`` is the odds of unit k."""
+    """The lengths of a subnet from its numbers of units alone: ``name[k]`` is the odds of unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:
@@ -205,8 +203,7 @@ def with_odds(
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
     """Return where the positions common to both lie in ``mine``, and their number.
 
-    Both are sorted. The result indexes an axis that is stored in the order of ``mine``; as both sides list the common
-    positions in ascending order, sender and receiver agree on the order without a word.
+    Both are sorted, and the common positions are listed in ascending order: so sender and receiver agree on it.
     """
     if isinstance(mine, range) and isinstance(theirs, range):
         start = max(mine.start, theirs.start)
@@ -224,7 +221,7 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """Return the parameters and, for each, its optimizer's state per element, which starts at zero on the same axes."""
+    """The parameters and, for each, its optimizer's state per element, which starts at zero on the same axes."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
         extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}

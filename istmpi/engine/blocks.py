@@ -60,19 +60,18 @@ class Block:
 
     @property
     def is_first(self) -> bool:
-        """True for a whole block and for the first slab of a cut one."""
         return self.cut is None or self.cut[1] == 0
 
     @property
     def elements(self) -> int:
-        """Elements of the whole block, of which it may be a slab, with those that are left out."""
+        """Elements of the whole block, with those that are left out."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
         return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
 
     def places(self) -> np.ndarray | range:
-        """Return its values' places in the whole block in the order of travel: ascending if cut on axis 0."""
+        """Its values' places in the whole block, in the order of travel."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
@@ -89,7 +88,6 @@ class Block:
 
     @property
     def dense_nbytes(self) -> int:
-        """Bytes with the elements that are left out."""
         return prod(self.extent) * self.itemsize
 
     @property
@@ -116,7 +114,6 @@ class Block:
         out[:] = values[self.mask]
 
     def packed(self, tensor: torch.Tensor) -> np.ndarray:
-        """Return the values as they travel: a view of the tensor where that is possible."""
         values = bits(tensor)
         if not self.holders and all(isinstance(where, slice) for where in self.index):
             return values[self.index]
@@ -142,7 +139,7 @@ def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message into shorter ones; both ends cut alike, as the cuts follow from the shapes alone."""
+    """Cut a message into shorter ones; both ends cut alike, by the shapes."""
     part: list[Block] = []
     room = capacity
     for block in message:
@@ -170,7 +167,6 @@ def _cut_axis(block: Block, capacity: int) -> int:
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
-    """The positions ``start .. stop - 1`` of a block along one axis."""
     where = block.index[axis]
     if isinstance(where, slice):
         where = slice(where.start + start, where.start + stop)
@@ -222,5 +218,5 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """Return the tensor's memory as integers of the element's size, which move any dtype unchanged."""
+    """The tensor's memory as integers of the element's size, which move any dtype unchanged."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

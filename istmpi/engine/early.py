@@ -20,7 +20,7 @@ from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
-from istmpi.engine.store import ParameterStore
+from istmpi.engine.store import ParameterStore, Tensors
 from istmpi.engine.transfer import Transfer
 
 Buffers = MutableMapping[str, torch.Tensor]
@@ -65,7 +65,6 @@ class EarlyExchange:
         arriving: Buffers,
         leaving: Buffers,
     ):
-        """``held``: what this rank trains, as the round began. ``arriving``, ``leaving``: memory to be used again."""
         self._held, self._store, self._communicator = held, store, communicator
         self._following = route.deal(round + 1)
         parameters = {name: store.parameters[name] for name in held.tensors}
@@ -79,21 +78,19 @@ class EarlyExchange:
         communicator.traffic = Traffic()
         self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
 
-    def leave(self, trained: Mapping[str, torch.Tensor]) -> None:
-        """Send the parameters that leave, with their values by now."""
+    def leave(self, trained: Tensors) -> None:
         for name, values in self._leaving.items():
             values.copy_(trained[name])
         self._held.flushed = False  # owners get other values
         self._work.put(self._send)
 
     def finish(self, traffic: Traffic) -> float:
-        """Wait until everything has arrived; return the seconds of sending, most of them beside local steps."""
         self._work.finish()
         traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
         return self._work.seconds
 
-    def assemble(self, trained: Mapping[str, torch.Tensor]) -> HeldParts:
-        """Return this rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
+    def assemble(self, trained: Tensors) -> HeldParts:
+        """This rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 
@@ -101,7 +98,7 @@ class EarlyExchange:
         self._hop = self._move(HOP, self._leaving, self._arriving)
         self._move(PUSH, self._leaving, self._store.tensors)
 
-    def _move(self, name: str, values: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> Transfer:
+    def _move(self, name: str, values: Tensors, into: Tensors) -> Transfer:
         leg = self._legs[name]
         transfer = Transfer.of(leg, self._store.rank)
         transfer.run(values, into, self._communicator)

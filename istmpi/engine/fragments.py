@@ -20,7 +20,7 @@ class Departure:
 
 
 def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
-    """Return names by layer, in the network's order; parameters before the first matrix belong to it."""
+    """Names by layer, in the network's order; parameters before the first matrix belong to it."""
     by_layer: list[list[str]] = []
     has_matrix = True
     for name, parameter in parameters.items():
@@ -34,13 +34,12 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
 
 
 FRAGMENTS = 4
-"""The default number of fragments of a network with at least as many layers."""
 
 
 def departures(
     parameters: Mapping[str, Parameter], fragments: int | None, steps: int, delay: int
 ) -> Sequence[Departure]:
-    """Return the departures of a round of so many local steps, in their order; all have arrived at its end.
+    """The departures of a round of so many local steps, in their order; all have arrived at its end.
 
     They are spread evenly up to the last step from which a fragment can arrive. ``delay`` is cut to what a round has
     room for; a fragment due before another's arrival leaves with the next one. No more fragments than layers.

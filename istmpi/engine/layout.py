@@ -31,10 +31,10 @@ class Layout(Protocol):
         """The sorted positions that ``rank`` has along a tensor's axis number ``place``."""
 
     def largest(self, axis: Axis, place: int) -> int:
-        """Return the most positions that any rank has along a tensor's axis number ``place``."""
+        """The most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """Return the most ranks that have the same element of a tensor with these axis names."""
+        """The most ranks that have the same element of a tensor with these axis names."""
 
     def alike(self, names: frozenset[str]) -> bool:
         """Say whether any two ranks have all or none of such a tensor's elements in common."""
@@ -50,7 +50,6 @@ class Owners:
     units = MappingProxyType({})
 
     def rows(self, length: int, rank: int) -> range:
-        """The rows that ``rank`` owns of an axis with ``length`` positions."""
         return range(length * rank // self.ranks, length * (rank + 1) // self.ranks)
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
@@ -81,7 +80,6 @@ class Replicated:
     units = MappingProxyType({})
 
     def held(self, rank: int) -> dict[str, Positions]:
-        """Return no units, for none are dealt out."""
         return {}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
@@ -98,5 +96,4 @@ class Replicated:
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
-    """Return the shape of the part of a parameter that ``rank`` has in a layout."""
     return tuple(len(layout.positions(axis, place, rank)) for place, axis in enumerate(parameter.pattern.axes))

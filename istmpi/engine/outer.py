@@ -6,29 +6,22 @@
 With lr 1 and no momentum the weights are where the round led, bit for bit.
 """
 
-from collections.abc import Mapping
-
 import torch
 
 from istmpi.engine.slots import VELOCITY, Slot, weights_among
-
-Tensors = Mapping[str, torch.Tensor]
+from istmpi.engine.store import Tensors
 
 
 class Outer:
-    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles.
+    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles."""
 
-    ``needs_start``: it never idles, for somebody needs the start.
-    """
-
-    def __init__(self, lr: float = 1.0, momentum: float = 0.0, needs_start: bool = False):
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0):
         self.lr, self.momentum = lr, momentum
-        self.idle = lr == 1 and momentum == 0 and not needs_start
+        self.idle = lr == 1 and momentum == 0
         """True if the weights stay where the round led."""
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
-        """Remember the weights among ``tensors`` from which the round starts."""
         self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:

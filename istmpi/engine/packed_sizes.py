@@ -1,4 +1,4 @@
-"""The bytes that packed values take, without torch: `istmpi.engine.float4` and `istmpi.engine.top_k` write them."""
+"""The bytes that packed values take, without torch: `istmpi.engine.few_bits` writes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ CHUNK = 4096
 
 
 def float4_bytes(count: int) -> int:
-    """Return the bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
+    """The bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
     return 4 * -(-count // BLOCK) + -(-count // 2)
 
 
@@ -21,7 +21,7 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Return the bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
+    """The bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:
@@ -40,9 +40,7 @@ class Largest:
 
     @staticmethod
     def of(settings: Any) -> "Largest":
-        """Return what a run's settings of its method say."""
         return Largest(settings.top, settings.top_values == "2bit", settings.feedback)
 
     def nbytes(self, sizes: Sequence[int], itemsize: int) -> int:
-        """Return the bytes of a rank's message about tensors of these sizes."""
         return top_k_bytes(self.top, sizes, None if self.two_bits else itemsize)

@@ -17,7 +17,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
-    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
+    """The sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
 
     Without shares they differ by at most one. With shares they follow them by largest remainders, none below one unit.
     """
@@ -41,12 +41,11 @@ def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int,
 
 
 def drawn_count(ranks: int, fraction: float) -> int:
-    """Return the number of ranks that `draw_ranks` draws."""
     return max(int(fraction * ranks), 1)
 
 
 def overlaps(length: int, ranks: int, least: int) -> bool:
-    """Say whether ranks that hold ``least`` units of a group each, and all of them together, have some in common."""
+    """Say whether ranks that hold ``least`` units of a group each have some in common."""
     return ranks > 1 and min(least, length) > length // ranks
 
 
@@ -111,12 +110,9 @@ class Partition:
         """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
 
         A rank holds at least ``least`` units of a group, or all if there are fewer: it takes them from its place on in
-        the random order, which continues from the last to the first. Then several ranks may hold a unit, and a weight
-        between such groups.
-
-        Each group has its own generator, keyed by (seed, group, round): a further layer reshuffles no other. With
-        ``redeal`` below 1 only that fraction of a group's units change places each round (among themselves), and
-        the deal of a round follows from all earlier ones: its cost grows with the round, ``redeal`` units a round.
+        the random order, round its end. Several ranks may hold a unit then. Each group has its own generator, keyed by
+        (seed, group, round): a further layer reshuffles no other. With ``redeal`` below 1 only that fraction of a
+        group's units change places each round, and the deal of a round follows from all earlier ones.
 
         Raises ConfigError when a group has fewer units than there are ranks, and none may be held together.
         """
@@ -136,24 +132,19 @@ class Partition:
         return Partition(dict(lengths), units, ranks, overlapping)
 
     def held(self, rank: int) -> dict[str, Positions]:
-        """The units of each dealt group that a rank holds, sorted."""
         return {name: parts[rank] for name, parts in self.units.items()}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        """The layout's contract: positions along the tensor's axis number ``place`` that a rank holds."""
         return axis.positions(self.lengths, self.held(rank))
 
     def largest(self, axis: Axis, place: int) -> int:
-        """The layout's contract: no rank holds more positions along the axis than this."""
         return axis.length({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
 
     def copies(self, names: frozenset[str]) -> int:
-        """The layout's contract: at most so many ranks hold an element of a tensor with these axis names."""
         dealt = names & self.units.keys()
         return 1 if dealt - self.overlapping else min(map(self._holders, dealt), default=self.ranks)
 
     def alike(self, names: frozenset[str]) -> bool:
-        """The layout's contract: no rank has only some of the elements that another has."""
         dealt = names & self.units.keys()
         return not dealt or bool(dealt - self.overlapping)
 
@@ -161,9 +152,9 @@ class Partition:
         return int(np.bincount(np.concatenate(self.units[name])).max())
 
     def holder(self, axis: Axis) -> np.ndarray | None:
-        """The one rank that was dealt all units that each position along an axis is of: ``[length]`` int64.
+        """The rank that was dealt all units of each position along an axis: ``[length]`` int64, -1 for none.
 
-        -1 where there is no such rank; None for an axis that is not dealt out. Of a deal in which nothing overlaps.
+        None for an axis that is not dealt out. Nothing may overlap.
         """
         assert not self.overlapping
         ranks = axis.spread(self.lengths, self._ranks)
@@ -182,7 +173,6 @@ class Partition:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that differ when two ranks drew different deals."""
         state = hashlib.blake2b(digest_size=8)
         for name, parts in self.units.items():
             state.update(name.encode())

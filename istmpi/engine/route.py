@@ -31,7 +31,7 @@ class Leg:
     exclude: Partition | None = None
     """A partition of whose dealt parameters only those elements move that no rank has in it."""
     wire: Wire | Largest | None = None
-    """The form in which values travel; None for values as they are. Of a mean perhaps the largest changes alone."""
+    """The form in which values travel, perhaps the largest changes alone; None for values as they are."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,9 @@ class Route:
 
     @property
     def keeps_all(self) -> bool:
-        """Say whether nothing goes home: all ranks have all parameters in common."""
         return bool(self.common) and not self.groups
 
     def leaves_early(self, round: int) -> bool:
-        """Say whether the next round's weights travel during a round."""
         return bool(self.early) and round + 1 not in self.last
 
     def into(
@@ -110,20 +108,19 @@ class Route:
             yield Leg(MEAN, common)
 
     def mean_is_due(self, round: int) -> bool:
-        """Say whether ranks take the mean of the common parameters at the end of a round."""
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """Return the deal that ranks take back from the owners before a job's first round; None if they need none.
+        """The deal that ranks take back from the owners before a job's first round; None if they need none.
 
-        A hop rounds the values that it sends, and those that stay are exact: so a resumed run first restores them.
+        A hop rounds values that a resumed run must round from the same ones.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)
         return None
 
     def legs(self, parameters: Parameters, round: int, fresh: bool) -> Sequence[Leg]:
-        """Return all legs that a round executes; ``fresh``: it is the first one of a method in a job."""
+        """The legs that a round executes; ``fresh``: it is the first one of a method in a job."""
         common = {name for name in parameters if self.is_common(name)}
         before = self.deal(round - 1) if self.stays and round else None
         legs: list[Leg] = []
@@ -140,14 +137,9 @@ class Route:
         return [*legs, *self.out_of(parameters, round)]
 
     def is_common(self, name: str) -> bool:
-        """Say whether a parameter or slot of this name stays on all ranks."""
         return parameter_of(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
-        """Return the coding of a leg's values; None for float32. ``leg`` keys the rounding, so each comes once a round.
-
-        ``settles``: the sender keeps the rounded values, too.
-        """
         if self.wire == "float32":
             return None
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)

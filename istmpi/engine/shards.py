@@ -6,7 +6,7 @@ those of common parameters are on every rank; `Shards.flush` brings them to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -23,14 +23,9 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
 from istmpi.engine.slots import Slot, weights_among
 from istmpi.engine.sparse_mean import SparseMean
-from istmpi.engine.staging import copy_from_host, empty_on_host, on_host
-from istmpi.engine.store import ParameterStore
+from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import forms_of
-
-Tensors = Mapping[str, torch.Tensor]
-START = "last-mean"
-"""The kind of slot for the values of the last mean of the largest changes."""
 
 
 class Shards:
@@ -63,7 +58,6 @@ class Shards:
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}
         self._sparse = SparseMean(route.largest) if route.largest else None
-        self._starts: dict[str, torch.Tensor] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
@@ -92,10 +86,8 @@ class Shards:
         for name, values in present.items():
             targets[name].copy_(values)
         if self._sparse and not self._common:
-            weights = [name for name in weights_among(arriving) if route.is_common(name)]
-            starts = {name: self._restored.get(Slot(name, START), arriving[name]) for name in weights}
-            self._starts = {name: values.to(targets[name].device, copy=True) for name, values in starts.items()}
-            self._sparse.begin(self._starts, self._restored)
+            weights = {name: arriving[name] for name in weights_among(arriving) if route.is_common(name)}
+            self._sparse.begin(weights, self._restored, targets)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
         if self._sparse and route.every == 1:  # a round that is dropped must leave them as they were
@@ -108,11 +100,9 @@ class Shards:
 
     @property
     def leaves_early(self) -> bool:
-        """Say whether the exchange of the round under way has begun."""
         return self._early is not None
 
     def send_early(self, trained: Tensors) -> None:
-        """Send the parameters that leave before the round ends, if any do."""
         if self._early:
             with self._clock(HOP):
                 self._early.leave(trained)
@@ -121,6 +111,7 @@ class Shards:
         """Send trained values where they belong: a mean round the ring, a push to owners, or the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
+        self._own = {}  # nothing is rolled back any more, and what follows needs that memory
         for leg in route.out_of(moved, round):
             if leg.name == MEAN:
                 self._average(leg, trained)
@@ -139,6 +130,8 @@ class Shards:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
             self.outer.step(self._common | self.alike)
+            if self._sparse:
+                self._sparse.start_from(self._common)
             self.keep(self._common | self.alike)
         self._reached = {}
 
@@ -157,17 +150,15 @@ class Shards:
             store.keep(on_host(mean))
 
     def rollback(self) -> None:
-        """Restore the values from before the round under way."""
         if self._early:
             self._finish_early()
         if self.route.every == 1:
             self._common = {}
             if self._sparse:
-                self._restored = on_host(self._own) | self._sparse.slots
+                self._restored = on_host(self._own) | self._sparse.slots()
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Replace tensors of whole parameters by their mean over ranks."""
         self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
 
     def through_owners(
@@ -190,7 +181,6 @@ class Shards:
         return back
 
     def _all_to_all(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send one tensor to each rank; return those that come from each, of the shapes of ``like``."""
         outgoing = torch.cat([values.reshape(-1) for values in sent]).view(torch.uint8).numpy()
         incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
         layouts = [[values.nbytes for values in values_of] for values_of in (sent, like)]
@@ -202,13 +192,11 @@ class Shards:
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
-        """Return the values of common parameters that other ranks do not have, whole, in host memory."""
+        """The values of common parameters that other ranks do not have, whole, in host memory."""
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
-            tensors = tensors | on_host(slots) | self._sparse.slots
-            if not self._mean_taken:  # the owners get the mean of now
-                tensors |= on_host({Slot(name, START): values for name, values in self._starts.items()})
+            tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # owners get the mean of now
         return tensors
 
     def keep(self, tensors: Tensors) -> None:
@@ -217,7 +205,6 @@ class Shards:
             self.store.keep(on_host(tensors))
 
     def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
-        """Return owners' rows that may have a round's start: some rank trains each."""
         lent = {}
         for name, parameter in self.store.parameters.items():
             dealt = [factor.name in deal.units for axis in parameter.pattern.axes for factor in axis.factors]
@@ -230,7 +217,6 @@ class Shards:
         return [name for name in self.store.parameters if name in targets]
 
     def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Return memory for slots of the store that are no optimizer's, where every rank has all parameters."""
         slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
         self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
         return self.alike
@@ -264,9 +250,7 @@ class Shards:
         nbytes = {name: tensors[name].nbytes for name in leg.parameters}
         with self._clock("all-reduce"):
             if isinstance(leg.wire, Largest):
-                self._sparse.take(tensors, self._starts, self._communicator)
-                for name, start in self._starts.items():
-                    start.copy_(tensors[name])
+                self._sparse.take(tensors, self._communicator)
                 return
             encoded = ()
             if leg.wire:

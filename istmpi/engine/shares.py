@@ -22,7 +22,7 @@ LEAD = 2
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
+    """The shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
@@ -32,20 +32,17 @@ def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float,
 
 
 def equal(ranks: int) -> tuple[float, ...]:
-    """Return equal shares."""
     return (1 / ranks,) * ranks
 
 
 def share_of(rank: int) -> str:
-    """Return the field of a round's metrics that has a rank's share."""
     return f"rank{rank}_share"
 
 
 class Shares:
     """The shares of every round of a run on so many ranks: those of its settings, or those of a log.
 
-    ``log`` has shares by the first round that was, or is to be, trained with them; before that they are equal. With
-    ``follows`` the log grows by itself.
+    ``log``: shares by the first round with them; before that they are equal. With ``follows`` it grows by itself.
     """
 
     def __init__(
@@ -61,11 +58,11 @@ class Shares:
         self._seconds: list[Sequence[float]] = []
 
     def of(self, round: int) -> Sequence[float] | None:
-        """Return the shares of a round; None for equal ones."""
+        """The shares of a round; None for equal ones."""
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """Return the log of the rounds before, at and after one: the last trained, and all decided by then."""
+        """The log of the rounds before, at and after one: the last trained, and all decided by then."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -76,10 +73,7 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Take the ranks' seconds of local steps of a round that is done; return new shares if they should change.
-
-        They are for `change`. Only rounds with the present shares count, and only while no others are to come.
-        """
+        """Take the ranks' seconds of local steps of a round that is done; return shares for `change` if they should."""
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
@@ -96,6 +90,5 @@ class Shares:
             self._log = dict(sorted(log.items()))
 
     def change(self, round: int, shares: Sequence[float]) -> None:
-        """Change the shares as soon as possible after a round that is done."""
         self._log[round + LEAD] = tuple(shares)
         self._seconds = []

@@ -9,10 +9,7 @@ VELOCITY = "velocity"
 
 
 class Slot(str):
-    """The name of a tensor beside a parameter, with its axes: momentum, say. As text it is PARAMETER/SLOT.
-
-    It is that text wherever names are sorted, hashed or written down; what is read back is parsed by `named`.
-    """
+    """The name of a tensor beside a parameter, with its axes, such as momentum; as text PARAMETER/SLOT (`named`)."""
 
     parameter: str
     kind: str
@@ -24,7 +21,6 @@ class Slot(str):
         return self
 
     def __getnewargs__(self) -> tuple[str, str]:
-        """Return the arguments that make it anew on another rank."""
         return self.parameter, self.kind
 
 
@@ -35,20 +31,13 @@ def named(text: str) -> str | Slot:
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter to which a name belongs: itself, or that of the slot."""
+    """The parameter to which a name belongs: itself, or that of the slot."""
     return name.parameter if isinstance(name, Slot) else name
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
-    """Return the names that are parameters' own."""
     return [name for name in names if not isinstance(name, Slot)]
 
 
-def without(names: Iterable[str], *kinds: str) -> list[str]:
-    """Return the names that are no slots of these kinds."""
-    return [name for name in names if not (isinstance(name, Slot) and name.kind in kinds)]
-
-
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of slots among these names, each once."""
     return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))

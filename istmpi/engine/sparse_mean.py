@@ -8,17 +8,16 @@ tensor <- start + the mean of what all have sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from istmpi.comm import Communicator
+from istmpi.engine.few_bits import TopK
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import Slot
-from istmpi.engine.top_k import TopK
+from istmpi.engine.store import Tensors
 
-ERROR = "error"
-"""The kind of slot for what a rank has not sent yet: its own, never with the owners."""
+ERROR, START = "error", "last-mean"
+"""The kinds of slots for what a rank has not sent yet, and for the last mean: its own, never with the owners."""
 
 
 class SparseMean:
@@ -26,27 +25,32 @@ class SparseMean:
 
     def __init__(self, largest: Largest):
         self._largest = largest
-        self.errors: dict[str, torch.Tensor] = {}
+        self._errors: dict[str, torch.Tensor] = {}
+        self._starts: dict[str, torch.Tensor] = {}
 
-    def begin(self, weights: Mapping[str, torch.Tensor], restored: Mapping[str, torch.Tensor]) -> None:
-        """Make the errors of these weights unless they are there: zeros, or those of a checkpoint."""
+    def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
+        """Note weights, in host memory, as those before a change; errors are zeros, or those of a checkpoint."""
         for name, values in weights.items():
-            if name not in self.errors:
-                error = restored.get(Slot(name, ERROR))
-                self.errors[name] = torch.zeros_like(values, device="cpu") if error is None else error.clone()
+            start = restored.get(Slot(name, START), values)
+            self._starts[name] = start.to(targets[name].device, copy=True)
+            error = self._errors.get(name, restored.get(Slot(name, ERROR)))
+            self._errors[name] = torch.zeros_like(values) if error is None else error.clone()
 
-    @property
-    def slots(self) -> dict[str, torch.Tensor]:
-        """The errors by the names of their slots."""
-        return {Slot(name, ERROR): values for name, values in self.errors.items()}
+    def slots(self, with_starts: bool = False) -> dict[str, torch.Tensor]:
+        slots = {Slot(name, ERROR): values for name, values in self._errors.items()}
+        return slots | {Slot(name, START): values for name, values in self._starts.items() if with_starts}
 
-    def take(
-        self, tensors: Mapping[str, torch.Tensor], starts: Mapping[str, torch.Tensor], communicator: Communicator
-    ) -> None:
-        """Replace tensors that were ``starts`` before by their means. Collective."""
+    def start_from(self, tensors: Tensors) -> None:
+        """Note where the next change begins."""
+        for name, start in self._starts.items():
+            start.copy_(tensors[name])
+
+    def take(self, tensors: Tensors, communicator: Communicator) -> None:
+        """Replace tensors by their means. Collective."""
+        starts = self._starts
         for name, start in starts.items():
-            self.errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
-        flat = torch.cat([self.errors[name].view(-1) for name in starts])
+            self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
+        flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
         codec = TopK(self._largest.top, self._largest.two_bits, sizes)
         sent = codec.encode(flat.split(sizes))
@@ -59,5 +63,5 @@ class SparseMean:
         places, values = codec.decode(sent, flat.dtype)
         flat[places] -= values
         for (name, start), left, change in zip(starts.items(), flat.split(sizes), mean.split(sizes), strict=True):
-            self.errors[name].copy_(left.view(start.shape))
+            self._errors[name].copy_(left.view(start.shape))
             tensors[name].detach().copy_(start + change.view(start.shape).to(start.device))

@@ -1,4 +1,4 @@
-"""This rank's owned rows of every parameter, in which the weights rest between rounds.
+"""This rank's owned rows of every parameter, in which the weights rest between rounds, and copies to its device.
 
 No rank ever has the full network. Initial values are a function of the seed and of the element's global position
 alone, so the network is the same at any number of ranks.
@@ -16,6 +16,8 @@ from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.slots import Slot, weights_among
 
+Tensors = Mapping[str, torch.Tensor]
+
 _CHUNK = 2**20
 """Elements drawn at a time, which bounds the memory of the initialisation."""
 
@@ -23,10 +25,9 @@ _CHUNK = 2**20
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``. A tensor beside a parameter, such as optimizer
-    state, has the name of a `Slot` and the parameter's axes. ``scale`` goes with the weights: the factors by which the
-    full network multiplies the contributions of each unit group (`istmpi.models.architecture.Architecture.factor`), the
-    share of them with which a subnet trains; ``fitted`` has the factors that take their place, where they differ.
+    ``tensors[name]`` has the shape of this rank's part in ``owners``; optimizer state has the name of a `Slot`.
+    ``scale`` goes with the weights: the factors by which the full network multiplies the contributions of each unit
+    group (`istmpi.models.architecture.Architecture.factor`), a subnet's share of them; ``fitted`` has others for some.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -39,11 +40,9 @@ class ParameterStore:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """Factors by which the full network multiplies the contributions of each unit group."""
         return {**self.scale, **self.fitted}
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
-        """Return a whole tensor, of the rows of all ranks. Collective."""
         rows, *rest = shape = self.parameters[name].pattern.shape(self.owners.lengths)
         counts = [len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)]
         return torch.from_numpy(communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)).view(shape)
@@ -78,7 +77,7 @@ class ParameterStore:
         return total % 2**64
 
     def not_finite(self) -> str:
-        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
+        """This rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
         for name in weights_among(self.parameters):
             parameter, values = self.parameters[name], self.tensors[name]
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
@@ -89,7 +88,7 @@ class ParameterStore:
             return f"{name}[{at}] is {values[~torch.isfinite(values)][0].item()}"
         return ""
 
-    def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def keep(self, tensors: Tensors) -> None:
         """Take this rank's rows from tensors that hold whole parameters."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
@@ -124,6 +123,27 @@ class ParameterStore:
         return torch.zeros(part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype))
 
     def first_element(self, parameter: Parameter) -> int:
-        """Return the global flat position of the first owned element."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
+
+
+# ---- copies between device and host memory, from which MPI sends
+
+
+def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return host tensors to receive values for these: the same ones where they are in host memory already."""
+    return {
+        name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+        for name, tensor in tensors.items()
+    }
+
+
+def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return these tensors' values in host memory, without a copy where they are there already."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def copy_from_host(staged: Tensors, tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if staged[name] is not tensor:
+            tensor.copy_(staged[name])

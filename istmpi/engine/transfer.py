@@ -61,7 +61,6 @@ class Transfer:
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
-        """Return the plan of a leg of a route between two layouts."""
         weights = getattr(leg.source, "weights", None)
         return Transfer(leg.parameters, leg.source, leg.target, rank, None, weights, leg.exclude, leg.wire)
 
@@ -120,7 +119,7 @@ class Transfer:
             block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
+        """Marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
         marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
         for message in self.receives:
             for block in message:
@@ -166,7 +165,7 @@ class Transfer:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[str, int]]:
-        """Return the form of every tensor, and its scales in a message."""
+        """The form of every tensor, and its scales in a message."""
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
         forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
         lengths = self._source.lengths
@@ -194,7 +193,6 @@ class Transfer:
 
     @property
     def _largest_message(self) -> int:
-        """Return a bound on the bytes of any message, the same on every rank."""
         return sum(
             parameter.itemsize
             * prod(
@@ -260,10 +258,7 @@ def _unpack(
 
 
 class _MeanByElement:
-    """The weighted means of elements with different senders, each as `_mean` computes it.
-
-    ``target``: the tensor that they are for; needs as much memory three times while a transfer runs.
-    """
+    """The weighted means of a tensor's elements with different senders, each as `_mean` computes it."""
 
     def __init__(self, target: torch.Tensor):
         self._exact = target.dtype == torch.float64 or not target.is_floating_point()
@@ -272,7 +267,6 @@ class _MeanByElement:
         self._weight = torch.zeros(target.shape, dtype=torch.float64)
 
     def add(self, block: Block, values: np.ndarray, weight: float) -> None:
-        """Take a sender's values into account; senders come in the order of their ranks within a round of messages."""
         at = np.ix_(*(np.arange(length)[where] for length, where in zip(self._first.shape, block.index, strict=True)))
         arrived = torch.from_numpy(np.ascontiguousarray(values)).view(self._first.dtype)
         new = self._weight[at] == 0
@@ -284,7 +278,6 @@ class _MeanByElement:
         self._weight[at] += weight
 
     def write(self, target: torch.Tensor) -> None:
-        """Write the means; elements that nobody sent keep their values."""
         rounding = None if target.is_floating_point() else "floor"
         weight = self._weight.clamp(min=1e-300)
         wide = self._difference.dtype
@@ -293,7 +286,7 @@ class _MeanByElement:
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
+    """The weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
     (first, _), *others = copies
     if not others:
         return first

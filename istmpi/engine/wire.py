@@ -30,7 +30,7 @@ VALUES_A_SCALE = 128
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
-    """Return the form of a tensor under a setting of method.wire.
+    """The form of a tensor under a setting of method.wire.
 
     Where a codec is not for all, slots keep the eight bits of bfloat16, relative to each value: a second moment that
     became 0 would make a step as long as it likes. So do tensors of one axis, of which there are few.
@@ -42,12 +42,11 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
 
 
 def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return the form of each tensor under a setting of method.wire."""
     return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
 
 
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """Return the number of a tensor's scales in every message that has a part of it: the same in all deals.
+    """The number of a tensor's scales in every message that has a part of it: the same in all deals.
 
     So their bytes are known without knowing which elements a message has. ``groups``: what is dealt out.
     """
@@ -82,7 +81,7 @@ class BlockCodec:
         out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_run)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
-        """Return the values of a block of a peer's message to this rank, as the bits of float32."""
+        """The values of a block of a peer's message to this rank, as the bits of float32."""
         if block.scales and block.is_first:
             self._received[peer, block.name] = coded[: block.scales].copy()
         return self._decoded(block, coded, self._received.get((peer, block.name)))
@@ -97,7 +96,7 @@ class BlockCodec:
         return values.view(np.int32).reshape(block.shape)
 
     def through(self, block: Block, rank: int) -> np.ndarray:
-        """Return the values of a block that stays on this rank as they would arrive."""
+        """The values of a block that stays on this rank as they would arrive."""
         coded = np.empty(block.sent_nbytes, np.uint8)
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
@@ -117,7 +116,7 @@ def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales of a block's values, run after run, and the number of values of each run."""
+    """The scales of a block's values, run after run, and the number of values of each run."""
     length = -(-block.elements // block.scales)
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))

@@ -27,7 +27,7 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
-from istmpi.multilabel import Parts, Ranking
+from istmpi.multilabel import Ranking, parts_of
 from istmpi.tasks import task_of
 from istmpi.trees import tensors_of
 
@@ -168,13 +168,12 @@ class Evaluator:
         ranking, labels = self._ranking, self.network.labels
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            first = 0 if labels is None else labels.start
-            part = Parts.of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)
+            first, ranks = 0 if labels is None else labels.start, self._communicator.size
+            numbers = parts_of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)
             if labels is None:
-                return ranking.sums([part], batch.targets)
-            numbers, ranks = part.numbers, self._communicator.size
+                return ranking.sums([numbers], batch.targets)
             flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
-            return ranking.sums([Parts(each) for each in flat.reshape(ranks, *numbers.shape)], batch.targets)
+            return ranking.sums(flat.reshape(ranks, *numbers.shape), batch.targets)
 
         sums = self._sum_over(split, rows, (Ranking.size,), totals_of)
         scores = Ranking.scores(sums)

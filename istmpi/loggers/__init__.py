@@ -20,12 +20,12 @@ LOGGERS = {
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Refuse, with a DataError, a logger whose library is not there; the library is not imported, nor MPI or torch."""
+    """Refuse, with a DataError, a logger whose library is not there; nothing is imported."""
     for name in names:
         if find_spec(name) is None:
             raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    """The loggers of these names, each once; DataError where a library is not installed, with the extra that has it."""
+    """The loggers of these names, each once."""
     return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}

@@ -1,7 +1,5 @@
 """The records as a run of MLflow, where MLFLOW_TRACKING_URI says."""
 
-from __future__ import annotations
-
 import os
 import re
 

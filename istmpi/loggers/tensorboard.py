@@ -1,7 +1,5 @@
 """The records as TensorBoard's events, in the folder ``tensorboard`` of the run's folder."""
 
-from __future__ import annotations
-
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
 from istmpi.loggers.logger import Logger, figures

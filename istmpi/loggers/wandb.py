@@ -1,7 +1,5 @@
 """The records as a run of Weights & Biases; its environment variables say where they go."""
 
-from __future__ import annotations
-
 import os
 
 from istmpi.checkpoint.saver import Saver

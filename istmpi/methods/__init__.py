@@ -76,7 +76,7 @@ _ALL = (
         "each rank trains the full network on its own batches; then weights are averaged",
         ("all-reduce",),
         "ist.IST",
-        sends_at_start=("pull",),
+        replicated=True,
         outer_step=(1.0, 0.0),
         copies=_outer_copies,
         encodes=True,
@@ -87,10 +87,9 @@ _ALL = (
         ("all-reduce",),
         "data_parallel.DataParallel",
         sends_every_step=True,
-        sends_at_start=("pull",),
+        replicated=True,
         overlaps=True,
         received=reduced,
-        synchronous=True,
         always_carries=True,
         encodes=True,
     ),
@@ -100,7 +99,7 @@ _ALL = (
         "local SGD with an outer step of Nesterov momentum towards the mean",
         ("all-reduce",),
         "ist.IST",
-        sends_at_start=("pull",),
+        replicated=True,
         outer_step=(0.7, 0.9),
         copies=_outer_copies,
         encodes=True,
@@ -127,7 +126,7 @@ _ALL = (
                 "Encoding: differences as 4-bit floats, or full values (results/survey.md).",
             ),
         ),
-        sends_at_start=("pull",),
+        replicated=True,
         received=reduced,
         outer_step=(0.7, 0.9),
         always_carries=True,
@@ -140,7 +139,7 @@ _ALL = (
         "sparse-loco",
         "local SGD that sends only the largest changes of weights, in 2 bits",
         ("largest",),
-        "sparse_loco.SparseLoCo",
+        "ist.IST",
         settings=(
             own("top", int, 64, "Values to send of every 4,096 of a tensor.", ge=1, le=4096),
             own(
@@ -158,12 +157,13 @@ _ALL = (
                 "Encoding of the values in top: 2 bits with two levels for 4,096, or full (results/survey.md).",
             ),
         ),
-        sends_at_start=("pull",),
+        replicated=True,
         received=gathered,
         sent_part=lambda run: Fraction(run.method.top, 4096),
         outer_step=(1.0, 0.0),
         always_carries=True,
-        copies=lambda run, ranks, slots: 4 + slots,  # start, error, mean, a flat copy; the optimizer's start
+        # Start, error, mean, a flat copy; the optimizer's start; the outer step's.
+        copies=lambda run, ranks, slots: 4 + slots + (METHODS["sparse-loco"].outer(run) != (1, 0)),
     ),
     MethodSpec(
         "fedavg",
@@ -194,7 +194,7 @@ _ALL = (
                 ge=0,
             ),
         ),
-        sends_at_start=("pull",),
+        replicated=True,
         makes_communicators=True,
         copies=lambda run, ranks, slots: 2 + slots,  # the reference; all of a round's start
     ),
@@ -205,7 +205,7 @@ _ALL = (
         "codistillation.Codistillation",
         settings=(own("burn_in", int, 5, "Rounds before ranks learn from each other.", ge=0),),
         sends_since=lambda run: run.method.burn_in,
-        sends_at_start=("pull",),
+        replicated=True,
         received=gathered,
         learns_from_others=True,
         always_carries=True,
@@ -218,7 +218,7 @@ _ALL = (
         ("all-reduce",),
         "admm.ADMM",
         settings=(own("penalty", float, 0.01, "Strength of the pull towards the consensus (ADMM's rho).", gt=0),),
-        sends_at_start=("pull",),
+        replicated=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 4 + slots,  # consensus, dual; both of a round's start
     ),
@@ -237,7 +237,7 @@ _ALL = (
                 "Ranks use the center from the start of the round, or each the center that the previous rank left.",
             ),
         ),
-        sends_at_start=("pull",),
+        replicated=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 2 + slots,  # a round's start; all ranks' values of the owned rows
     ),
@@ -247,7 +247,7 @@ _ALL = (
         "changes of a round reach the other ranks during the next round",
         ("all-reduce",),
         "downpour.Downpour",
-        sends_at_start=("pull",),
+        replicated=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 5 + slots,  # server, change, what arrives; a round's start
     ),
@@ -258,7 +258,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """Return the method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
+    """The method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

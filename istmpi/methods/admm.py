@@ -8,10 +8,10 @@ u_i <- u_i + x_i - z                                      the rank's own scaled 
 import torch
 
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 
-class ADMM(OwnNetworks):
+class ADMM(ReplicatedMethod):
     """A method in which every rank has weights and a dual of its own; the store has the consensus."""
 
     def fetched(self) -> None:

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
 from istmpi.engine.axes import narrowed, with_slots
 from istmpi.engine.layout import Layout, part_shape
 from istmpi.engine.outer import Outer
@@ -29,12 +28,11 @@ from istmpi.methods import METHODS
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
+from istmpi.methods.schedules import rate_at
 from istmpi.methods.subnet import Subnet
-from istmpi.models.architecture import Architecture
 from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
-    from istmpi.config import Run
     from istmpi.exits import Outputs
 
 
@@ -56,13 +54,8 @@ def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
 
 
 class Method(ABC):
-    """The way in which rounds are run: `run` is collective, and leaves the round's weights where `Shards` knows them.
+    """The way in which rounds are run; ``subnet`` has the network that this rank trains, and its optimizer."""
 
-    In a round ``subnet`` has the network that this rank trains, its optimizer, and their tensors.
-    """
-
-    averages_gradients = False
-    """True if gradients leave the rank, so that all of them are dense."""
     finished_within = 10.0
     """Seconds: a round that takes no longer after a request to stop is finished; another is dropped."""
     hands_over = True
@@ -73,7 +66,7 @@ class Method(ABC):
     def __init__(self, job: Job):
         self.job = job
         self.spec = METHODS[job.run.method.name]
-        self.subnet = Subnet(job, self.averages_gradients)
+        self.subnet = Subnet(job, self.spec.sends_every_step)
         self.task = job.task
         self.examples = 0
         """Examples that this rank has consumed."""
@@ -87,16 +80,8 @@ class Method(ABC):
         outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        """Refuse, with a ConfigError, a run that this method cannot train; by default it can train all.
-
-        ``batches``: this rank's; another may find a reason where this one finds none.
-        """
-        return
-
     def run(self, number: int) -> float | None:
-        """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped.
+        """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped. Collective.
 
         It is dropped where a rank was asked to stop before its last local step: ``job.stop`` has the reason on all
         ranks. Raises DivergedError on every rank when the loss or the weights of any rank stop being finite. In both
@@ -134,14 +119,12 @@ class Method(ABC):
         self.taken(loss, batch.examples)
 
     def taken(self, loss: torch.Tensor, examples: int) -> None:
-        """Count a local step, with its loss, on so many examples."""
         self._losses.append(loss.detach())
         self.examples += examples
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a local step."""
         optimizer, run = self.job.optimizer, self.job.run
-        return optimizer.rate(step) if optimizer else run.optimizer.lr_at(step, self.first_step(run.train.rounds))
+        return optimizer.rate(step) if optimizer else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer, their values still undefined."""
@@ -177,7 +160,7 @@ class Method(ABC):
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
-        """Do with a local step's gradients what comes before the optimizer's step; by default nothing."""
+        """Change a local step's gradients before the optimizer's step; by default not."""
         return
 
     def after_update(self, done: int) -> None:
@@ -185,7 +168,6 @@ class Method(ABC):
         return
 
     def rollback(self) -> None:
-        """Restore the values from before the round under way."""
         self.shards.rollback()
 
     def publish(self) -> None:
@@ -193,34 +175,34 @@ class Method(ABC):
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return tensors of which every rank has its own values between rounds, whole, in host memory."""
+        """Return tensors of which ranks have different values between rounds, whole, in host memory."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
-        """Return the number of this rank's first local step in a round: they are numbered from round to round."""
-        return number * self.job.run.method.local_steps
+        """The number of this rank's first local step in a round: they are numbered from round to round."""
+        settings = self.job.run.method
+        return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
 
     def steps(self, number: int) -> int:
-        """Return the number of local steps that this rank takes in a round."""
-        return self.job.run.method.local_steps
+        return self.first_step(1)
 
     def batch(self, step: int) -> Batch:
-        """Return the examples of a local step."""
-        return self.job.batches.at(step)
+        batches = self.job.batches
+        return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the objective of a local step and the loss on the batch's targets: by default the same."""
+        """Return what a local step minimises, and the loss on the batch's targets: by default the same."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss, of a network with several exits the weighted sum over them."""
+        """The task's loss, of a network with several exits the weighted sum over them."""
         if self.task.of_trees:
             return self.task.loss(outputs, targets)
         return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
-        """Return the network's outputs, its matrix products in bfloat16 if the run says so."""
+        """The network's outputs, its matrix products in bfloat16 if the run says so."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
@@ -228,7 +210,7 @@ class Method(ABC):
         return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """Return the deal of a round, which all ranks made sure to have drawn alike."""
+        """The deal of a round, which all ranks made sure to have drawn alike."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)

@@ -5,10 +5,7 @@ networks predict, as they were at the beginning of the round. The network of ran
 exits the last one's predictions teach all.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,37 +13,19 @@ from torch import nn
 from torch.func import functional_call
 
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
-from istmpi.engine.layout import Replicated
 from istmpi.engine.slots import weights_among
-from istmpi.engine.transfer import Transfer
-from istmpi.errors import ConfigError
+from istmpi.engine.store import Tensors
 from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
-from istmpi.models.architecture import Architecture
-from istmpi.tasks import TASKS
-
-if TYPE_CHECKING:
-    from istmpi.config import Run
-
-_AT_ONCE = 2**27
-"""Bytes that all ranks together exchange in one go."""
+from istmpi.methods.replicated import ReplicatedMethod
 
 
-class Codistillation(OwnNetworks):
+class Codistillation(ReplicatedMethod):
     """A method that fetches the others' networks once a round, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)
         self._others: list[dict[str, torch.Tensor]] = []
-
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        if not TASKS[task].distils:
-            raise ConfigError(
-                f"method.name = 'codistillation' needs predictions of classes, but this is {task}. Use another method."
-            )
 
     def begin(self, number: int) -> None:
         super().begin(number)
@@ -62,10 +41,7 @@ class Codistillation(OwnNetworks):
         self._others = []
 
     def fill_store(self) -> None:
-        store = self.job.store
-        first = Replicated(store.owners.lengths, store.owners.ranks, (0,))
-        push = Transfer(store.parameters, first, store.owners, store.rank)
-        push.run(self.of_this_rank(), store.tensors, self.job.communicator)
+        self.give_mean((0,))
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, batch)
@@ -79,23 +55,17 @@ class Codistillation(OwnNetworks):
         network.train()
         return loss + self.loss(outputs, mean), loss
 
-    def _fetch_others(self, mine: Mapping[str, torch.Tensor]) -> None:
+    def _fetch_others(self, mine: Tensors) -> None:
         communicator = self.job.communicator
-        ranks = communicator.size
-        peers = [rank for rank in range(ranks) if rank != communicator.rank]
-        self._others = [{} for _ in peers]
+        everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
             for name, values in mine.items():
-                flat = values.view(-1).numpy()
-                per_rank = np.empty((ranks, flat.size), flat.dtype)
-                step = max(_AT_ONCE // ranks // flat.itemsize, 1)
-                for start in range(0, flat.size, step):
-                    part = flat[start : start + step]
-                    gathered = communicator.allgatherv(part, [part.size] * ranks)
-                    per_rank[:, start : start + step] = gathered.reshape(ranks, -1)
-                for other, peer in zip(self._others, peers, strict=True):
-                    other[name] = torch.from_numpy(per_rank[peer]).view(values.shape).to(self.job.device)
+                gathered = communicator.allgatherv(values.view(-1).numpy(), [values.numel()] * communicator.size)
+                for other, flat in zip(everyone, np.split(gathered, communicator.size), strict=True):
+                    other[name] = torch.from_numpy(flat).view(values.shape).to(self.job.device)
+        del everyone[communicator.rank]
+        self._others = everyone
 
 
-def _with(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _with(network: nn.Module, weights: Tensors) -> Callable[..., torch.Tensor]:
     return lambda *inputs, **named: functional_call(network, dict(weights), inputs, named)

@@ -18,8 +18,6 @@ class DataParallel(ReplicatedMethod):
     The optimizer's state is never reset.
     """
 
-    averages_gradients = True
-
     def __init__(self, job: Job):
         super().__init__(job)
         self._mean: MeanOverRanks | None = None
@@ -30,6 +28,9 @@ class DataParallel(ReplicatedMethod):
         self._first = self.first_step(number)
         if self._mean is None:
             self._mean = self._hand_over_gradients()
+
+    def each_rank(self) -> dict[str, torch.Tensor]:
+        return {}  # all ranks have the same values
 
     def exchange(self, number: int) -> None:
         self.shards.keep(self.subnet.tensors)

@@ -13,10 +13,10 @@ import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 
-class Downpour(OwnNetworks):
+class Downpour(ReplicatedMethod):
     """A method in which every rank has a network of its own; the store has the server's values."""
 
     def fetched(self) -> None:

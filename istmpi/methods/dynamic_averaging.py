@@ -6,23 +6,22 @@ larger ones take their mean with as many others at random, again and again, unti
 the ranks on all take it, and it is the next reference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from istmpi import rng
 from istmpi.engine.layout import Owners, Replicated, part_shape
 from istmpi.engine.slots import Slot, weights_among
-from istmpi.engine.staging import copy_from_host, on_host
+from istmpi.engine.store import Tensors, copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 REFERENCE = "reference"
-"""The slot of the last mean that all ranks took, in checkpoints."""
 
 
-class DynamicAveraging(OwnNetworks):
+class DynamicAveraging(ReplicatedMethod):
     """A method in which every rank has a network of its own; the store has their mean when it is asked for."""
 
     def __init__(self, job: Job):
@@ -34,21 +33,12 @@ class DynamicAveraging(OwnNetworks):
             kept = self.shards.alike.get(Slot(name, REFERENCE))
             self._reference[name] = self.subnet.tensors[name].clone() if kept is None else kept
 
-    def exchange(self, number: int) -> None:
-        self._synchronise(number)
-
     def fill_store(self) -> None:
-        store = self.job.store
-        tensors = self.of_this_rank()
-        here = Replicated(store.owners.lengths, store.owners.ranks)
-        moved = {name: store.parameters[name] for name in tensors}
-        Transfer(moved, here, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
-        store.add_slots((REFERENCE,))
-        for name, values in on_host(self._reference).items():
-            rows = store.owners.rows(len(values), store.rank)
-            store.tensors[Slot(name, REFERENCE)].copy_(values[rows.start : rows.stop])
+        self.give_mean()
+        self.job.store.add_slots((REFERENCE,))
+        self.job.store.keep({Slot(name, REFERENCE): values for name, values in on_host(self._reference).items()})
 
-    def _synchronise(self, round: int) -> None:
+    def exchange(self, number: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
         # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the same members.
         limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
@@ -56,7 +46,7 @@ class DynamicAveraging(OwnNetworks):
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
-        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", round)).tolist()
+        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", number)).tolist()
         near = not members
         while not near:
             if 2 * len(members) >= communicator.size:
@@ -90,7 +80,7 @@ class DynamicAveraging(OwnNetworks):
             self._reference = {name: self.subnet.tensors[name].clone() for name in self._reference}
         return near
 
-    def _distance(self, mean: Mapping[str, torch.Tensor], owners: Owners, rank: int) -> float:
+    def _distance(self, mean: Tensors, owners: Owners, rank: int) -> float:
         reference = {}
         for name, values in on_host(self._reference).items():
             rows = owners.rows(len(values), rank)
@@ -98,7 +88,7 @@ class DynamicAveraging(OwnNetworks):
         return _squared(reference, mean)
 
 
-def _squared(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor] | None = None) -> float:
+def _squared(tensors: Tensors, others: Tensors | None = None) -> float:
     total = 0.0
     for name, values in tensors.items():
         difference = values if others is None else others[name] - values

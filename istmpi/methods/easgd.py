@@ -9,11 +9,11 @@ Ranks have weights x_i of their own, and are drawn to a center that rests with t
 import torch
 
 from istmpi.engine.slots import weights_among
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 
-class EASGD(OwnNetworks):
-    """A method in which every rank has a network of its own; the store has the center."""
+class EASGD(ReplicatedMethod):
+    """A method in which every rank has a network of its own; the store has the center at all times."""
 
     @torch.no_grad()
     def exchange(self, number: int) -> None:
@@ -21,7 +21,7 @@ class EASGD(OwnNetworks):
         rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """Return the center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
+            """The center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
             center, met = store.tensors[name], torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center
@@ -34,6 +34,3 @@ class EASGD(OwnNetworks):
         tensors = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
         for name, center in self.shards.through_owners(tensors, serve).items():
             tensors[name] -= rate * (tensors[name] - center)
-
-    def fill_store(self) -> None:
-        return  # the center is there

@@ -1,34 +1,19 @@
-"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1), and local SGD and DiLoCo, in which nothing is dealt out.
+"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1); local SGD, DiLoCo and SparseLoCo deal out nothing.
 
 Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
 a weight is trained by the rank that was dealt both its ends. A weight that somebody trains in the next round, too, goes
 to that rank straight from the one that trained it, or stays where it is; the others are flushed to their owners. What
-is not dealt out stays on all ranks, which take its mean. An outer step may follow (arXiv 1805.09767, 2311.08105).
+is not dealt out stays on all ranks, which take its mean, or the mean of the largest changes (arXiv 2508.15706). An
+outer step may follow (arXiv 1805.09767, 2311.08105).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from istmpi.data.batches import Batches
-from istmpi.methods import METHODS
 from istmpi.methods.base import Method
-from istmpi.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    from istmpi.config import Run
 
 
 class IST(Method):
     """A method of rounds: deal, fetch, J local steps, give, outer step."""
-
-    @classmethod
-    def check(cls, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-        partition = run.method.partition
-        if METHODS[run.method.name].deals and partition != ():
-            groups = architecture.default_groups if partition is None else partition
-            architecture.require_dealable(groups, run.model.scale != "none")
 
     def round(self, number: int) -> Iterator[int]:
         self.build(number)  # the network of the units that this rank was dealt: drawn from the seed

@@ -1,20 +1,61 @@
-"""Refuses settings of a method for which a run has no room, and does not lower them in silence."""
+"""Refuses runs that a method cannot train, with a ConfigError, and lowers no setting in silence."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
+from istmpi.engine.partition import overlaps
 from istmpi.errors import ConfigError
+from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
+    from istmpi.data.batches import Batches
     from istmpi.methods.spec import MethodSpec
     from istmpi.models.architecture import Architecture
 
 
+def require_wire(spec: MethodSpec, run: Run) -> None:
+    """Refuse a method.wire, or shared_wire, that a run's method or values cannot have."""
+    if "share" in spec.sends and spec.sends_largest(run) and spec.outer(run) != (1, 0):
+        raise ConfigError(
+            "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
+            "which needs all values. Leave one out."
+        )
+    wire = run.method.wire
+    if wire != "float32" and not spec.encodes:
+        raise ConfigError(
+            f"method.wire = {wire!r} does not go with {spec.name}, which sends exact values. Leave it "
+            "out, or use another method."
+        )
+    if wire != "float32" and run.model.dtype != "float32":
+        raise ConfigError(
+            f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
+        )
+
+
+def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
+    """Refuse a network or data that a method cannot train.
+
+    ``batches``: this rank's; another may find a reason where this one finds none.
+    """
+    spec.require_dealable(run, architecture)
+    last = batches.examples - (batches.in_a_pass - 1) * batches.batch
+    if spec.in_passes and architecture.batch_norms and last == 1:
+        normalisation = run.model.batch_statistics or "batch normalisation"
+        raise ConfigError(
+            f"train.batch = {batches.batch} leaves {spec.name} a last batch of one example (of "
+            f"{batches.examples}), too few for {normalisation}. Use another train.batch or normalisation."
+        )
+    if spec.learns_from_others and not TASKS[task].distils:
+        raise ConfigError(
+            f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. Use another method."
+        )
+
+
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Refuse, with a ConfigError, method.delay, fragments, share_every or min_blocks that do not fit the run."""
+    """Refuse method.delay, fragments, share_every or min_blocks that do not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
@@ -42,4 +83,26 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             raise ConfigError(
                 f"method.min_blocks = {settings.min_blocks}, but {name} has only {blocks} that can be dealt "
                 f"out. Give at most {blocks}."
+            )
+    if not (spec.stays and spec.delay(run)) or ranks == 1 or spec.stays_with_holders(run, architecture, ranks):
+        return
+    if spec.outer(run) != (1, 0):
+        why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
+    elif not spec.groups(run, architecture):
+        why = "a network without dealt units (method.partition)"
+    else:
+        why = f"blocks that several ranks hold (method.min_blocks = {settings.min_blocks})"
+    raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
+
+
+def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
+    """Refuse changing shares that a run on so many ranks cannot have."""
+    asked, groups = f"method.shares = {run.method.shares!r}", spec.groups(run, architecture)
+    if not groups:
+        raise ConfigError(f"{asked} with {spec.name}, which deals out no units here. Leave shares out, or use ist.")
+    for name, count in spec.least(run, architecture).items():
+        if overlaps(architecture.lengths[name], ranks, count):
+            raise ConfigError(
+                f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
+                "share. Leave one out."
             )

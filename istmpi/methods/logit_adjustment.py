@@ -24,7 +24,7 @@ ABSENT = -1e4
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
-    """Refuse, with a ConfigError, an adjustment of logits for a run that cannot have one."""
+    """Refuse an adjustment of logits for a run that cannot have one."""
     if strength and not TASKS[task].one_class:
         raise ConfigError(f"train.logit_adjustment = {strength:g} needs classes, which these data lack. Leave it out.")
     if strength and method == "codistillation":
@@ -42,7 +42,6 @@ class LogitAdjustment:
         self._added: torch.Tensor | None = None
 
     def __call__(self, outputs: Outputs) -> Outputs:
-        """Return the outputs of every exit for the loss."""
         if not self._strength:
             return outputs
         adjusted = [logits + self._added_to(logits) for logits in outputs_of(outputs)]

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer: how it is made from the run's settings, and the state that it keeps for every element.
+    """An optimizer of a run's settings, and the state that it keeps for every element: slots, which start at zero.
 
-    A slot starts at zero. ``counts_steps``: the optimizer also counts its steps, the same number for all elements.
-    ``problem``: the reason why its state cannot be kept from round to round; empty where it can.
+    ``counts_steps``: it also counts its steps. ``problem``: why its state cannot be kept from round to round, if so.
     """
 
     name: str
@@ -31,7 +30,6 @@ class OptimizerSpec:
     problem: str = ""
 
     def kept_slots(self) -> tuple[str, ...]:
-        """Return the slots, to be kept from round to round; ConfigError where they are not all of its state."""
         if self.problem:
             raise ConfigError(
                 f"the state of {self.name} cannot be kept between rounds: {self.problem}. Use optimizer_state "
@@ -40,14 +38,13 @@ class OptimizerSpec:
         return self.slots
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
-        """Return the optimizer's own state of a parameter, from its slots and the local steps done so far."""
         import torch
 
         return {**slots, **({"step": torch.tensor(float(steps))} if self.counts_steps else {})}
 
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
-    """Return the optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    """The optimizer of a run's settings; ConfigError with the nearest name where there is none."""
     for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
         cure = "Leave it out, or write it into optimizer.arguments of a class."
         raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
@@ -58,7 +55,7 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
         return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _none)
     if settings.name not in OPTIMIZERS:
         raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
-    return OPTIMIZERS[settings.name](settings)
+    return _of_torch(settings)
 
 
 def _moments(settings: object) -> dict[str, Any]:
@@ -81,31 +78,21 @@ def _forget_gradients(optimizer, **_) -> None:
             parameter.grad = None
 
 
-def _sgd(settings) -> OptimizerSpec:
-    def make(parameters):
-        return _optimizer("SGD")(
-            parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-
-    flops = 2 + 2 * bool(settings.momentum) + 2 * bool(settings.weight_decay)
-    return OptimizerSpec("sgd", ("momentum_buffer",) if settings.momentum else (), False, flops, make)
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+"""Optimizers by name, and their classes in torch.optim."""
 
 
-def _adam(kind: str) -> Callable[[Any], OptimizerSpec]:
-    def adam(settings) -> OptimizerSpec:
-        def make(parameters):
-            return _optimizer(kind)(
-                parameters, lr=settings.lr, weight_decay=settings.weight_decay, **_moments(settings)
-            )
+def _of_torch(settings) -> OptimizerSpec:
+    kind, sgd = OPTIMIZERS[settings.name], settings.name == "sgd"
+    arguments = {"momentum": settings.momentum} if sgd else _moments(settings)
+    arguments |= {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    slots = (("momentum_buffer",) * bool(settings.momentum)) if sgd else ("exp_avg", "exp_avg_sq")
+    # Of Adam two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
+    flops = (2 + 2 * bool(settings.momentum) if sgd else 13) + 2 * bool(settings.weight_decay)
+    return OptimizerSpec(
+        settings.name, slots, not sgd, flops, lambda parameters: _optimizer(kind)(parameters, **arguments)
+    )
 
-        # Two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
-        flops = 13 + 2 * bool(settings.weight_decay)
-        return OptimizerSpec(settings.name, ("exp_avg", "exp_avg_sq"), True, flops, make)
-
-    return adam
-
-
-OPTIMIZERS: dict[str, Callable[[Any], OptimizerSpec]] = {"sgd": _sgd, "adam": _adam("Adam"), "adamw": _adam("AdamW")}
 
 PROGRAM = "program"
 """The name of an optimizer that a user's program makes (`istmpi.methods.own_optimizer`)."""
@@ -116,7 +103,6 @@ def _none(parameters: object) -> "torch.optim.Optimizer":
 
 
 def _of_a_class(settings) -> OptimizerSpec:
-    """Return the optimizer of a class, with lr, those of the settings that are not 0, and its arguments."""
     shared = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
     arguments = {"lr": settings.lr} | {key: value for key, value in shared.items() if value}
     arguments |= settings.arguments or {}
@@ -135,7 +121,7 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
-    """Return an optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
+    """An optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
 
     Its state can be kept from round to round if it is tensors of a parameter's shape that start at zero and change in
     place, and the number of steps.
@@ -196,7 +182,7 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return the slots of a parameter's state, whether it counts steps, and what else there is, as a problem."""
+    """The slots of a parameter's state, whether it counts steps, and the problem if there is more."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

@@ -20,9 +20,8 @@ class OwnOptimizer:
     """An optimizer and its schedule as functions: made anew for every subnet, at the rates of the run's local step.
 
     ``make``: returns the optimizer of a list of parameters, or of groups of them. ``groups``: the options of the
-    parameters whose names match a pattern such as ``*.bias``; the first pattern that matches decides.
-    ``schedule``: returns a `torch.optim.lr_scheduler` of an optimizer. It steps after every local step;
-    `ReduceLROnPlateau` steps after every score.
+    parameters whose names match a pattern such as ``*.bias``, by the first that matches. ``schedule``: returns a
+    `torch.optim.lr_scheduler` of an optimizer, which steps after every local step, or `ReduceLROnPlateau` every score.
     """
 
     def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
@@ -40,20 +39,19 @@ class OwnOptimizer:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The optimizer's learning rate and weight decay, as far as it has such defaults."""
         defaults = self._make([nn.Parameter(torch.zeros(1))]).defaults
         rates = {name: float(defaults.get(name) or 0.0) for name in ("lr", "weight_decay")}
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Refuse, with a ConfigError, settings of the optimizers by name: this one would ignore them."""
+        """Refuse settings of the optimizers by name: this one would ignore them."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):
                 raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
 
     def require_usable(self, names: Iterable[str]) -> None:
-        """Refuse, with a ConfigError, a pattern without a parameter of the network, and options that do not exist."""
+        """Refuse a pattern without a parameter, and options that do not exist."""
         names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, given in self._groups.items():
             if unknown := next((option for option in given if option not in options), None):
@@ -65,7 +63,6 @@ class OwnOptimizer:
                 )
 
     def make(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer of a network's parameters, without state."""
         if self._pilot is None:
             meta = {name: nn.Parameter(values.detach().to("meta")) for name, values in network.named_parameters()}
             self._pilot = _Pilot(self._make(self._grouped(meta.items())), self._schedule, self.scores)
@@ -86,18 +83,18 @@ class OwnOptimizer:
         return groups
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Give an optimizer the rates, and whatever else the schedule sets, of one of the run's local steps."""
+        """Give an optimizer what the schedule sets in one of the run's local steps."""
         if self._schedule:
             for group, its in zip(optimizer.param_groups, self._pilot.groups_at(step), strict=True):
                 group.update((key, value) for key, value in its.items() if key != "params")
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the first group; 0 before there is an optimizer."""
+        """The learning rate of the first group; 0 before there is an optimizer."""
         return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
 
 
 class _Pilot:
-    """The groups of an optimizer at any local step: it has no values, and steps with its schedule."""
+    """The groups of an optimizer, without values, at any local step of its schedule."""
 
     def __init__(
         self,

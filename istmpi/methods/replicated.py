@@ -1,12 +1,13 @@
 """Methods in which every rank has the whole network and keeps it from round to round."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
+from istmpi.engine.layout import Replicated
 from istmpi.engine.outer import Outer
-from istmpi.engine.staging import copy_from_host, on_host
+from istmpi.engine.store import Tensors, copy_from_host, on_host
+from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 
@@ -14,7 +15,8 @@ from istmpi.methods.job import Job
 class ReplicatedMethod(Method):
     """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
-    An outer step is the method's own.
+    Ranks' networks may differ between rounds; the store gets the one to evaluate on request. An outer step is the
+    method's own.
     """
 
     restores_itself = True
@@ -23,6 +25,7 @@ class ReplicatedMethod(Method):
         super().__init__(job)
         self.shards.outer = Outer()
         self._start: dict[str, torch.Tensor] = {}
+        self._published = True
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
@@ -33,7 +36,7 @@ class ReplicatedMethod(Method):
 
     def begin(self, number: int) -> None:
         """Build this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
-        first = not self.subnet.tensors
+        first, self._published = not self.subnet.tensors, False
         self.build(number)
         if first:
             self.shards.fetch(number, self.subnet.tensors)
@@ -50,42 +53,31 @@ class ReplicatedMethod(Method):
         return
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        """Return the tensors, changed in place alone, of which every rank has its own values between rounds."""
-        return {}
+        """The tensors, changed in place alone, of which every rank has its own values between rounds."""
+        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
+
+    def fill_store(self) -> None:
+        """Bring what is worth evaluating of the ranks' networks into the store; by default it is there. Collective."""
+        return
+
+    def give_mean(self, members: tuple[int, ...] | None = None) -> None:
+        """Give the owners the mean of this many ranks' networks, by default of all. Collective."""
+        store, tensors = self.job.store, self.of_this_rank()
+        moved = {name: store.parameters[name] for name in tensors}
+        holders = Replicated(store.owners.lengths, store.owners.ranks, members)
+        Transfer(moved, holders, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
 
     def rollback(self) -> None:
         tensors = self.each_rank()
         for name, values in self._start.items():
             tensors[name].copy_(values)
 
-    def of_this_rank(self) -> Mapping[str, torch.Tensor]:
+    def of_this_rank(self) -> Tensors:
         return on_host(self.each_rank()) if self.subnet.tensors else self.job.restored
 
     def publish(self) -> None:
         if self.subnet.tensors:
             self.subnet.release_gradients()  # an evaluation has their memory meanwhile
-
-
-class OwnNetworks(ReplicatedMethod):
-    """A method whose ranks' networks differ between rounds; the store gets the one to evaluate on request."""
-
-    def __init__(self, job: Job):
-        super().__init__(job)
-        self._published = True
-
-    def begin(self, number: int) -> None:
-        super().begin(number)
-        self._published = False
-
-    def each_rank(self) -> dict[str, torch.Tensor]:
-        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
-
-    def publish(self) -> None:
-        super().publish()
         if not self._published:
             self.fill_store()
             self._published = True
-
-    @abstractmethod
-    def fill_store(self) -> None:
-        """Bring what is worth evaluating of the ranks' networks into the store. Collective."""

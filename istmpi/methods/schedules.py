@@ -28,7 +28,7 @@ class Schedule:
 
 
 def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
-    """Return a fall from lr to least_lr since a step; ``shape`` goes from 1 at 0 to 0 at 1."""
+    """A fall from lr to least_lr since a step; ``shape`` goes from 1 at 0 to 0 at 1."""
 
     def rate(settings: Any, step: int, steps: int) -> float:
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
@@ -60,7 +60,7 @@ def _step_in_words(settings: Any, steps: int) -> str:
 
 
 def _one_cycle(settings: Any, step: int, steps: int) -> float:
-    """Return the rate of PyTorch's OneCycleLR."""
+    """The rate of PyTorch's OneCycleLR."""
     top, high = RISE * steps - 1, settings.lr
     low, part = high / BEGIN, 1 - step / top
     if step > top:
@@ -83,7 +83,7 @@ SCHEDULES = {
 
 
 def rate_at(settings: Any, step: int, steps: int) -> float:
-    """Return the learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule's."""
+    """The learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule's."""
     if step < settings.warm_up:
         return settings.lr * ((step + 1) / settings.warm_up)
     return SCHEDULES[settings.schedule].rate(settings, step, steps)

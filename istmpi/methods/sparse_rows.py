@@ -19,7 +19,7 @@ BLOCK = 2**16
 
 
 def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
-    """Return the tables of a network that sum rows, and whose weights no other module has."""
+    """The tables of a network that sum rows, and whose weights no other module has."""
     owners: dict[int, int] = {}
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
@@ -59,7 +59,7 @@ class SparseRows:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take the step of the rows that have a gradient, which is taken away; the others owe it."""
+        """Take the step of the rows that have a gradient; the others owe it."""
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue
@@ -83,7 +83,6 @@ class SparseRows:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Bring all rows to their values after the last step."""
         if self._moves and self._steps:
             for key, settled in self._settled.items():
                 behind = (settled < self._steps).nonzero()[:, 0]

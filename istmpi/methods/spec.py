@@ -30,34 +30,15 @@ RING_BYTES = 2**20
 2(P-1) messages more a round."""
 
 
-def _first(run: Run) -> int:
-    return 0
-
-
-def _everybody(run: Run, ranks: int) -> int:
-    return ranks
-
-
-def _everything(run: Run) -> int:
-    return 1
-
-
-def _no_copies(run: Run, ranks: int, slots: int) -> int:
-    return 0
-
-
 def trained(held: Holdings) -> int | Fraction:
-    """Count the elements of all networks that ranks train in a round."""
     return held.held_elements
 
 
 def reduced(held: Holdings) -> int:
-    """Count the elements that all ranks receive in an all-reduce of the network."""
     return 2 * (held.ranks - 1) * held.network_elements
 
 
 def gathered(held: Holdings) -> int:
-    """Count the elements that all ranks receive when each gets the others' networks."""
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -73,18 +54,18 @@ class MethodSpec:
     rounds: str = ""
     """The class that runs them, in this package: ``ist.IST``; none of a method that is only counted."""
     settings: tuple[Field, ...] = ()
-    """Its own in [method], as `istmpi.settings.own` makes them: type, default, range and help."""
+    """Its own in [method] (`istmpi.settings.own`)."""
     sends_every_step: bool = False
-    """True if it sends in every local step, not once a round."""
-    sends_since: Callable[[Run], int] = _first
+    """True if it sends in every local step, which ranks take together and so may share one batch."""
+    sends_since: Callable[[Run], int] = lambda run: 0
     """The first round in which it sends."""
-    sends_at_start: tuple[str, ...] = ()
-    """Collectives of the first round, which also carry the slots that rest with the owners."""
+    replicated: bool = False
+    """True if ranks keep the whole network, which they pull in the first round, with the slots of the owners."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """Elements that all ranks receive each time, as the paper counts them: all that they train, own ones included."""
-    sent_part: Callable[[Run], int | Fraction] = _everything
+    """Elements that all ranks receive each time, as the paper counts them: own ones included."""
+    sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
     """True if rounds make MPI communicators of their own."""
@@ -92,60 +73,37 @@ class MethodSpec:
     """True if unit groups are dealt out, where the network has any."""
     stays: bool = False
     """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
-    members: Callable[[Run, int], int] = _everybody
+    members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, of so many."""
     in_passes: bool = False
     """True if a round is so many passes over a rank's data, not method.local_steps."""
-    synchronous: bool = False
-    """True if ranks take the same step together, so that they may share one batch."""
     learns_from_others: bool = False
     """True if each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
-    """Learning rate and momentum of the outer step after a round, if the run does not say; None where there is none."""
+    """Default learning rate and momentum of the outer step after a round; None where there is none."""
     always_carries: bool = False
-    """True if the optimizer's state is never reset, whatever the run says; it rests with the owners and is not sent."""
+    """True if the optimizer's state is never reset; it rests with the owners and is not sent."""
     owned_tensors: int = 1
     """Tensors that an owner has for the rows of every parameter, slots left out."""
     delay_by_default: int = 0
     """method.delay, if the run does not say."""
     encodes: bool = False
     """True if values can travel in fewer bits in its rounds (method.wire)."""
-    copies: Callable[[Run, int, int], int] = _no_copies
-    """Whole networks that a rank keeps beside the one it trains, on so many ranks and with so many slots stored."""
+    copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
+    """Whole networks that a rank keeps beside the one it trains, of a run, its ranks and stored slots."""
 
     def load(self) -> type[Method]:
-        """Return the class that runs its rounds; imports torch."""
         module, _, kind = self.rounds.partition(".")
         return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
 
     def wire(self, run: Run) -> str:
-        """Return the form in which values travel in a run: float32 where the method sends them as they are."""
         return run.method.wire if self.encodes else "float32"
 
     def sends_largest(self, run: Run) -> bool:
-        """Say whether ranks send but the largest changes of what is not dealt out."""
-        return "share" in self.sends and run.method.shared_wire == "top-k"
-
-    def require_wire(self, run: Run) -> None:
-        """Refuse, with a ConfigError, a method.wire that a run's method or values cannot have."""
-        if self.sends_largest(run) and self.outer(run) != (1, 0):
-            raise ConfigError(
-                "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
-                "which needs all values. Leave one out."
-            )
-        wire = run.method.wire
-        if wire != "float32" and not self.encodes:
-            raise ConfigError(
-                f"method.wire = {wire!r} does not go with {self.name}, which sends exact values. Leave it "
-                "out, or use another method."
-            )
-        if wire != "float32" and run.model.dtype != "float32":
-            raise ConfigError(
-                f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
-            )
+        return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """Return the unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
+        """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
         if not self.deals:
             return ()
         for name in run.method.partition or ():
@@ -156,12 +114,16 @@ class MethodSpec:
                 )
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
+    def require_dealable(self, run: Run, architecture: Architecture) -> None:
+        """Refuse a deal of a run's groups where they cannot be trained."""
+        if self.deals and run.method.partition != ():
+            architecture.require_dealable(self.groups(run, architecture), run.model.scale != "none")
+
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """Return the least number of units that every rank has of each dealt group of blocks."""
+        """The least number of units that every rank has of each dealt group of blocks."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
-        """Return the parameters that are not dealt out in a run."""
         groups = self.groups(run, architecture)
         return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
 
@@ -180,13 +142,13 @@ class MethodSpec:
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
     def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
-        """Return the way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
+        """The way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
         from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
 
         common: Sequence[str] = ()
-        if self.sends_at_start:
+        if self.replicated:
             common = list(architecture.parameters)
         elif self.shares_by_ring(run, architecture, ranks):
             common = self.shared(run, architecture)
@@ -207,7 +169,7 @@ class MethodSpec:
     def deal(
         self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
     ) -> Partition:
-        """Return a round's deal, by default with the run's own shares; ConfigError for an impossible one."""
+        """A round's deal, by default with the run's own shares; ConfigError for an impossible one."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, least = self.groups(run, architecture), self.least(run, architecture)
@@ -215,29 +177,11 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """Return the shares of a run's settings; None for equal ones, and for those that change during the run."""
+        """The fixed shares of a run's settings; None for equal ones."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
-    def require_changing_shares(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """Refuse, with a ConfigError, changing shares that a run on so many ranks cannot have."""
-        from istmpi.engine.partition import overlaps
-
-        asked, groups, least = (
-            f"method.shares = {run.method.shares!r}",
-            self.groups(run, architecture),
-            self.least(run, architecture),
-        )
-        if not groups:
-            raise ConfigError(f"{asked} with {self.name}, which deals out no units here. Leave shares out, or use ist.")
-        for name, count in least.items():
-            if overlaps(architecture.lengths[name], ranks, count):
-                raise ConfigError(
-                    f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
-                    "share. Leave one out."
-                )
-
     def outer(self, run: Run) -> tuple[float, float]:
-        """Return learning rate and momentum of the outer step: the run's, otherwise the method's own; 1, 0 for none."""
+        """Learning rate and momentum of a run's outer step; 1, 0 for none."""
         if self.outer_step is None:
             return 1.0, 0.0
         lr, momentum, settings = *self.outer_step, run.method
@@ -247,24 +191,21 @@ class MethodSpec:
         )
 
     def keeps_optimizer(self, run: Run) -> bool:
-        """Say whether the optimizer's state is kept from round to round."""
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the optimizer state that the store keeps beside every parameter between rounds."""
+        """The optimizer state that the store keeps beside every parameter between rounds."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
-        """Return all kinds of slots that the store keeps between rounds."""
         _, momentum = self.outer(run)
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Count a parameter's tensors that a collective moves: 1, and the optimizer state that travels along."""
+        """Count a parameter's tensors that travel: 1, and the optimizer state that travels along."""
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
-        """Return the number of times that a round sends all of ``sends``."""
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
@@ -279,34 +220,15 @@ class MethodSpec:
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def delay(self, run: Run) -> int:
-        """Return the local steps during which weights that have left travel: the run's, otherwise the method's own."""
+        """The local steps during which weights that have left travel."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return the local steps before a round's end at which weights leave for their next holders or owners."""
+        """The local steps before a round's end at which weights leave for their next holders or owners."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
-    def require_delay(self, run: Run, architecture: Architecture, ranks: int) -> None:
-        """Refuse, with a ConfigError, early leaving of weights that do not stay with their holders at all.
-
-        Settings for which a round has no room are refused, too.
-        """
-        from istmpi.methods.limits import require_room  # help must not wait for NumPy
-
-        require_room(self, run, architecture, ranks)
-        if not (self.stays and self.delay(run)) or ranks == 1 or self.stays_with_holders(run, architecture, ranks):
-            return
-        if self.outer(run) != (1, 0):
-            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-        elif not self.groups(run, architecture):
-            why = "a network without dealt units (method.partition)"
-        else:
-            why = f"blocks that several ranks hold (method.min_blocks = {run.method.min_blocks})"
-        raise ConfigError(f"method.delay = {run.method.delay} of {self.name} does not go with {why}. Leave one out.")
-
     def steps(self, run: Run, ranks: int, examples: int) -> int:
-        """Return the local steps of a rank in a round, on so many ranks and examples."""
         if not self.in_passes:
             return run.method.local_steps
         per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)

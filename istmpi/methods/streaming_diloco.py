@@ -5,7 +5,7 @@ timing, all ranks take its mean, follow it by an outer step from the fragment's 
 
     mix * own + (1 - mix) * common
 
-Differences from the common values travel as floats of 4 bits (`istmpi.engine.float4`), or own values as they are. The
+Differences from the common values travel as floats of 4 bits (`istmpi.engine.few_bits`), or own values as they are. The
 optimizer's state is each rank's own and never reset. What is evaluated and saved are the common values.
 """
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from istmpi.comm.allreduce import EncodedMean, MeanOverRanks
-from istmpi.engine import float4
+from istmpi.engine.few_bits import Float4
 from istmpi.engine.fragments import Departure, departures
 from istmpi.engine.outer import Outer
 from istmpi.engine.slots import VELOCITY, Slot, weights_among
-from istmpi.engine.staging import on_host
+from istmpi.engine.store import on_host
 from istmpi.methods.job import Job
-from istmpi.methods.replicated import OwnNetworks
+from istmpi.methods.replicated import ReplicatedMethod
 
 
 @dataclass
@@ -35,12 +35,12 @@ class _UnderWay:
     flat: torch.Tensor | None
     """Differences, to become their mean."""
     values: dict[str, torch.Tensor]
-    """Copies of own values, to become their means, where there is no ``flat``."""
+    """Copies of own values, to become their means, without ``flat``."""
     vote: Callable[[], int]
     """The vote: 1 if any rank wants to stop."""
 
 
-class StreamingDiLoCo(OwnNetworks):
+class StreamingDiLoCo(ReplicatedMethod):
     """A method in which ranks have networks of their own and common values of all fragments, which the store has.
 
     A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
@@ -97,7 +97,7 @@ class StreamingDiLoCo(OwnNetworks):
             if self.job.run.method.differences == "float4":
                 parts = [(values - self._common[name]).float().view(-1) for name, values in tensors.items()]
                 flat, values = torch.cat(parts).cpu(), {}
-                mean = EncodedMean(flat, float4.CODEC, communicator)
+                mean = EncodedMean(flat, Float4(), communicator)
             else:
                 flat, values = None, {name: values.clone() for name, values in tensors.items()}
                 mean = MeanOverRanks({name: values.nbytes for name, values in tensors.items()}, communicator)
@@ -108,7 +108,6 @@ class StreamingDiLoCo(OwnNetworks):
 
     @torch.no_grad()
     def _arrive(self, arrived: _UnderWay) -> None:
-        """Take the outer step from a fragment's mean, and mix what comes of it into this rank's own values."""
         mix = self.job.run.method.mix
         with self.job.clock("all-reduce"):
             arrived.mean.finish()

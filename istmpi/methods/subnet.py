@@ -41,9 +41,9 @@ class Subnet:
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
-        """Build a network of these lengths, its values still undefined; return whether it is another than before.
+        """Build a network of these lengths, its values undefined; return whether it is another than before.
 
-        The last one serves again where lengths are the same: fresh memory costs more than the values that go into it.
+        The last one serves again for the same lengths: fresh memory costs more than the values.
         """
         if self._lengths == lengths:
             return False
@@ -95,7 +95,7 @@ class Subnet:
         self.optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
-        """Clip the gradients and move the weights, at a learning rate or at those of the user's optimizer."""
+        """Clip the gradients and move the weights."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
@@ -108,16 +108,14 @@ class Subnet:
         self._move()
 
     def settle(self) -> None:
-        """Bring every row of a table to its value after the last step, which a step that did not read it postpones."""
+        """Take the steps of tables' rows that were postponed because no example read them."""
         if self._sparse_rows:
             self._sparse_rows.finish()
 
     def release_gradients(self) -> None:
-        """Give back the memory of gradients; the next backward pass takes it again."""
         release_gradients(self.network)
 
     def release(self) -> None:
-        """Give back the memory of the optimizer's state."""
         self.optimizer, self.tensors = None, {}
 
     def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:

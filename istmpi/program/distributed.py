@@ -4,45 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from istmpi import rng
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
 from istmpi.comm.stopping import StopSign
-from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.data.callable.drawing import drawing
-from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.errors import ConfigError
 from istmpi.evaluation.evaluator import Score
 from istmpi.files import appearing
-from istmpi.methods import spec_of
-from istmpi.methods.optimizers import PROGRAM
 from istmpi.methods.own_optimizer import OwnOptimizer
-from istmpi.models.source import class_name
+from istmpi.program.arguments import in_python, inputs_of, run_of
 from istmpi.program.printing import Printing
-from istmpi.program.round import Round, require_on
-from istmpi.program.settings import dotted, in_python
-from istmpi.program.streams import Rows, Stream, Streams, examples_in, own_batches
-from istmpi.program.values import inputs_of, require_class, sums_of
+from istmpi.program.round import Round
+from istmpi.program.scoring import ScoreOf, Scoring
+from istmpi.program.streams import Rows, Stream, Streams, examples_in
 from istmpi.tasks import OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 from istmpi.trees import tensors_of
-
-HOST = torch.device("cpu")
-ScoreOf = Callable[[nn.Module, Any], Any]
 
 
 class Distributed:
@@ -78,42 +66,27 @@ class Distributed:
             inputs = inputs_of(example)
         inputs = self.communicator.broadcast_from_root(inputs)
         with self.communicator.agreed():
-            require_class(network)
             made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
             if made is None and (groups or schedule):
                 raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
-            if callable(init := settings.get("init") or ""):
-                settings["init"] = f"{init.__module__}:{init.__qualname__}"
-            elif init and not (Path(init).exists() or is_function(init)):
-                raise ConfigError(f"init = {init!r} does not exist.")
-            given = {"method": method, "optimizer": optimizer if made is None else PROGRAM, **settings}
-            chosen = dict(dotted(given))
-            if made:
-                made.require_no_others(chosen)
-                chosen["optimizer.state"] = [*made.spec.slots, *["step"] * made.spec.counts_steps]
-                chosen |= {f"optimizer.{name}": value for name, value in made.rates.items()}
-            # Initial values are the constructor's, but for a network that no rank may hold.
-            chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
-            name = class_name(network)
-            for argument in ("name", "dtype", "scale", "init"):
-                if argument in arguments:
-                    raise ConfigError(
-                        f"{name}: its argument {argument} has the name of istmpi's setting model.{argument}. Rename it."
-                    )
-            model = {f"model.{key}": value for key, value in arguments.items()}
-            base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch or examples_in(inputs)}
-            self.run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
-            if made and spec_of(self.run.method.name, "method.name =").keeps_optimizer(self.run):
-                made.spec.kept_slots()
-            if self.run.model.scale == "fitted":
-                raise ConfigError("scale = 'fitted' needs a run's loss, which a program does not have. Leave it out.")
+            batch = batch or examples_in(inputs)
+            self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows = Rows(examples, inputs)
         data = Dataset(
-            {"train": rows, "test": rows}, OWN, shape, 0, None, name, "program", example=inputs, network=network
+            {"train": rows, "test": rows},
+            OWN,
+            shape,
+            0,
+            None,
+            self.run.model.name,
+            "program",
+            example=inputs,
+            network=network,
         )
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
+        init = settings.get("init")
         self.training.init = init if callable(init) else None
         self._round: Round | None = None
         self.summary: Summary | None = None
@@ -122,7 +95,7 @@ class Distributed:
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
         self._guard: Any = None
-        self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
+        self._scoring = Scoring(self.training, self.guard)
         self._made = made
         if made:
             with self.communicator.agreed():
@@ -183,12 +156,11 @@ class Distributed:
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
-            if training.done and network and not self._calibrated_again():
+            if training.done and network and not self._scoring.calibrated_again():
                 self._note("the network is saved without moments of batch normalisation; evaluate it first.")
             self.summary = record.end(network)
 
     def _take_scores_up(self) -> None:
-        """Give the schedule the scores of the rounds before resuming. Collective."""
         if not self._made:
             return
         lines, first_step = self.metrics(), self.training.method.first_step
@@ -220,73 +192,23 @@ class Distributed:
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
         self._together("evaluate")
-        training, communicator, seed = self.training, self.communicator, self.run.train.seed
-        with training.clock("evaluate"):
-            training.method.publish()
-            full = training.evaluator.network
-            if calibrate is not None and training.architecture.batch_norms:
-                self._calibration = score, calibrate
-                self._calibrate()
-            else:
-                self._require_calibrated()
-                full.load_moments(full.moments)
-            share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            sums, count = {}, 0
-            self.guard(full.module, lambda _, *inputs: require_on(HOST, inputs, "the network to evaluate is"))
-            with torch.no_grad():
-                for batch in own_batches(loader, *share, seed):
-                    values, rows = sums_of(score(full.module, batch), examples_in(batch))
-                    count += rows
-                    if sums and sums.keys() != values.keys():
-                        raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
-                    for key, value in values.items():
-                        sums[key] = sums.get(key, 0.0) + value
-            full.finish()
-            full.release()
-            return self._mean(sums, count, name)
-
-    def _calibrate(self) -> None:
-        """Take the moments of batch normalisations as the last evaluation with ``calibrate`` did. Collective."""
-        (score, loader), training, communicator = self._calibration, self.training, self.communicator
-        full, seed = training.evaluator.network, self.run.train.seed
-        shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
-        with drawing() as draw:
-            draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
-            batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
-            if (batch := next(batches, None)) is None:
-                raise ConfigError("calibrate: the loader has no batch.")
-        full.calibrate_by(lambda: score(full.module, batch))
-        if None not in full.moments.values():
-            training.calibrated_after = training.rounds_done
-
-    def _mean(self, sums: dict[str, float], count: int, name: str) -> Any:
-        per_rank = self.communicator.allgather((sums, count))
-        examples = sum(count for _, count in per_rank)
-        with self.communicator.agreed():
-            if not examples:
-                raise ConfigError("the loader to evaluate on has no batch.")
-        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
-        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / examples for key in keys}
-        if not np.isfinite([*means.values()]).all():
-            error = DivergedError(f"the score of the full network is not finite {self.training.position}: {means}.")
-            error.everywhere = True
-            raise error
+        means = self._scoring.means(score, loader, calibrate, same_loader)
         first = next(iter(means))
         self.training.score_name = first or name
         more = {key: value for key, value in means.items() if key != first} or None
-        score = Score(float("nan"), means[first], examples, more=more)
-        self._scores = {self.training.rounds_done: score}
+        scored = Score(float("nan"), means[first], self._scoring.examples, more=more)
+        self._scores = {self.training.rounds_done: scored}
         if self._made and self.training.rounds_done:
-            self._made.scores[self.training.method.first_step(self.training.rounds_done)] = score.score
+            self._made.scores[self.training.method.first_step(self.training.rounds_done)] = scored.score
         if self.summary:
-            self.summary = self._record.add_score(score)
+            self.summary = self._record.add_score(scored)
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
         """Save the network as ``network.h5`` for the commands of istmpi, every rank its rows. Collective."""
         training, path = self.training, Path(path)
         self._together("save")
-        self._require_calibrated()
+        self._scoring.require_calibrated()
         writer = choose(training.run.checkpoint.writer, self.communicator)
         commit(path, *training.state(), writer, self.communicator)
         return path
@@ -302,7 +224,7 @@ class Distributed:
 
         training, values = self.training, {}
         self._together("state_dict")
-        self._require_calibrated()
+        self._scoring.require_calibrated()
         training.method.publish()
         store = training.store
         for name in training.architecture.parameters:
@@ -343,7 +265,7 @@ class Distributed:
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different calls; do what is due among all. Collective."""
+        """Refuse, on every rank, ranks that came to different calls. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -356,7 +278,6 @@ class Distributed:
             begun_with(self.training)
 
     def stream(self, loader: Iterable[Any], local: bool) -> Stream:
-        """Return the batches of a loader, which keep their place between rounds."""
         return self._streams.of(loader, local)
 
     def _note(self, message: str) -> None:
@@ -368,21 +289,3 @@ class Distributed:
         if self._guard:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)
-
-    def _calibrated_again(self) -> bool:
-        """Take the moments of batch normalisations that are not known after this round; False if nobody said how."""
-        training = self.training
-        if not training.architecture.batch_norms or training.calibrated:
-            return True
-        if self._calibration:
-            training.method.publish()
-            self._calibrate()
-            training.evaluator.network.release()
-        return training.calibrated
-
-    def _require_calibrated(self) -> None:
-        if not self._calibrated_again():
-            raise ConfigError(
-                "the network has batch normalisations, whose moments are unknown after this round. Call evaluate with "
-                "calibrate=, a loader of training data, and a score that passes its batches through the network."
-            )

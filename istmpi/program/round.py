@@ -17,9 +17,11 @@ WATCHED = 2**24
 """Bytes of a buffer up to which it is looked at whether the loop has changed it."""
 
 
-def require_on(device: torch.device, inputs: Any, network: str) -> None:
-    """Refuse, with a ConfigError, inputs with a tensor on another device; ``network``: the error's first words."""
-    for x in tensors_of(inputs):
+def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse inputs with a tensor on another device; ``network``: the error's first words."""
+    if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
+        return  # almost always, and each pass asks
+    for x in tensors_of((inputs, named)):
         if x.device != device:
             raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
 
@@ -29,7 +31,6 @@ class Round:
 
     def __init__(self, job: Any, training: Training):
         self.number = training.rounds_done + 1
-        """The number of the round, from 1."""
         self._job, self._method = job, training.method
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
@@ -38,7 +39,6 @@ class Round:
 
     @property
     def under_way(self) -> bool:
-        """True until the last local step is done and sent."""
         return not self._over
 
     @property
@@ -55,7 +55,6 @@ class Round:
 
     @property
     def device(self) -> torch.device:
-        """The device of the module."""
         return self._method.job.device
 
     @property
@@ -161,7 +160,6 @@ class Round:
         return self._committed
 
     def _advance(self) -> None:
-        """Go on to the next local step, or to the end of the round."""
         method = self._method
         try:
             self._local_step = next(self._attempt)
@@ -203,9 +201,7 @@ class Round:
         """Refuse inputs on another device, and a module that is gone with its round."""
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
-        device = self._method.job.device
-        if named or any(type(x) is not torch.Tensor or x.device != device for x in inputs):
-            require_on(device, (inputs, named), f"round {self.number}: round.module is")
+        require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)
 
     def _require_same_parameters(self) -> None:
         for name, values in self.module.named_parameters():

@@ -17,19 +17,15 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
-from istmpi.data.batches import Batches
-from istmpi.data.callable.drawing import drawing
-from istmpi.data.callable.split import OwnSplit, checksum_of
+from istmpi.data.batches import Batches, place
+from istmpi.data.callable.split import OwnSplit, checksum_of, drawing
 from istmpi.data.dataset import Split
-from istmpi.data.placement import place
 from istmpi.errors import ConfigError, DataError
 from istmpi.files import appearing
 from istmpi.trees import tensors_of
 
 
 class Rows(Split):
-    """The numbers of a data set's examples, which are read elsewhere."""
-
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
         """``inputs``: of a batch, perhaps trees: those of `batch`, whatever the numbers."""
         self._count, self._inputs = count, inputs
@@ -98,7 +94,7 @@ class Stream:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """The length of a map-style data set, and a checksum of some examples, 0 where they differ each time."""
+        """The length of a map-style data set, and a checksum of some examples, 0 for random ones."""
         if self._batches is None:
             return None
         again = _Collated.of(self._loader)
@@ -107,12 +103,10 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """The loader's own state; None where it has none."""
         return self._loader.state_dict() if self.stateful else None
 
     @property
     def examples(self) -> int | None:
-        """The examples of this rank; None where they are not known."""
         return self._batches.examples if self._batches else None
 
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
@@ -179,7 +173,6 @@ class Streams:
         return self._streams[key]
 
     def compare(self) -> None:
-        """Note loaders that gave all ranks the same first batch, once. Collective."""
         if self._new:
             per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
             for (loader, _), firsts in zip(self._new, zip(*per_rank)):
@@ -191,7 +184,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Refuse a data set that a resumed run had otherwise, of each rank's own only on as many ranks."""
+        """Refuse another data set than before resuming, of each rank's own only on as many ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -206,7 +199,6 @@ class Streams:
         path.write_text(json.dumps(fingerprints))
 
     def begin_round(self) -> None:
-        """Keep the states of loaders that have one, for a round that is dropped."""
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:

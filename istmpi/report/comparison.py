@@ -23,7 +23,6 @@ OFF_THE_CLOCK = ("evaluate", "save")
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Names of phases, in the order of a round, those off the clock last."""
     names, order = list(dict.fromkeys(phases)), list(PHASES)
     return sorted(names, key=lambda name: (name in OFF_THE_CLOCK, order.index(name) if name in PHASES else len(order)))
 

@@ -39,16 +39,11 @@ class Curve:
     seed: int = 0
     """The seed; runs of one seed began with the same network and saw the same batches."""
     ranks: int | None = None
-    """The number of ranks; None where the run does not say."""
     score_name: str = ""
-    """The name of the score; empty where the run does not say."""
     name: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase, the mean over ranks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings by dotted names."""
     problem: str = ""
-    """The reason why it failed or is not finished."""
     source: str = ""
     data: str = ""
     """A fingerprint of the training data, where it is known."""

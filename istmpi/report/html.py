@@ -3,20 +3,16 @@
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from istmpi import __version__
 from istmpi.foreign import printable
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import Sheet, notes, sheets, verdict
 from istmpi.report.styles import BLUE, INK, PAPER
-
-if TYPE_CHECKING:
-    from istmpi.report.comparison_plots import Picture
 
 STYLE = f"""
 :root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}
@@ -46,8 +42,8 @@ def made() -> str:
     return f"Made on {printable(where)}"
 
 
-def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: str, made: str) -> str:
-    """The text of a whole file; ``pictures`` are None where matplotlib is not installed."""
+def page(comparison: Comparison, pictures: Mapping[str, str] | None, title: str, made: str) -> str:
+    """The text of a whole file; ``pictures``: by title, None where matplotlib is not installed."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -59,11 +55,11 @@ def page(comparison: Comparison, pictures: "Sequence[Picture] | None", title: st
 """
 
 
-def _body(comparison: Comparison, drawn: "Sequence[Picture] | None") -> str:
+def _body(comparison: Comparison, drawn: Mapping[str, str] | None) -> str:
     first, *others = map(_table, sheets(comparison))
     pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
     if drawn is not None:
-        figures = "\n".join(f"<figure>{picture.svg}</figure>" for picture in drawn)
+        figures = "\n".join(f"<figure>{svg}</figure>" for svg in drawn.values())
         pictures = (
             f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
         )

@@ -1,16 +1,41 @@
-"""The picture of a run, drawn from the record in its folder."""
+"""Pictures: of a run, drawn from the record in its folder; of a comparison; and of what runs cost."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from math import nan
 from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
 
 from istmpi.config import Run
+from istmpi.cost.survey import Row
 from istmpi.foreign import Fields
 from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
-from istmpi.report.figures import looking_alike, plain, save
-from istmpi.report.styles import BLUE, GRID, INK, styles
-from istmpi.units import SECONDS, axis_unit, counted
+from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
+from istmpi.report.styles import (
+    BLUE,
+    GRID,
+    INK,
+    LINES,
+    PAPER,
+    PHASES,
+    REST,
+    Style,
+    looking_alike,
+    name,
+    plain,
+    require_drawable,
+    save,
+    styles,
+    svg,
+)
+from istmpi.units import BYTES, SECONDS, axis_unit, counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PICTURE = "progress.png"
 
@@ -65,3 +90,147 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
     axes[-1].set_xlabel(f"training time ({unit}), {counted(len(lines), 'round')}")
     figure.suptitle(plain(title))
     save(figure, path, title)
+
+
+# ---- a comparison
+
+WIDTH, HEIGHT = 4.8, 3.5
+"""Inches of one panel, whose letters are large enough on a telephone."""
+BAR = 0.35
+COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
+SPLIT = "Time by phase"
+
+
+def pictures(comparison: Comparison) -> dict[str, str]:
+    """Draw the score against time and bytes, and where the time went: <svg> elements by title, always the same text."""
+    titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
+    if any(comparison.phases(group) for group in comparison.groups):
+        titles["phases"] = SPLIT
+    drawings = {}
+    for number, (cost, title) in enumerate(titles.items()):
+        with looking_alike():
+            from matplotlib.figure import Figure
+
+            height = max(HEIGHT, 1.6 + BAR * len(comparison.groups)) if cost == "phases" else HEIGHT
+            drawn = Figure(figsize=(WIDTH, height), layout="constrained")
+            axis = drawn.subplots()
+            _bars(axis, comparison) if cost == "phases" else _lines(axis, comparison, cost, title)
+        drawings[title] = svg(drawn, title, str(number))
+    return drawings
+
+
+def _styles_of(comparison: Comparison) -> dict[str, Style]:
+    by_method, looks = styles(group.method for group in comparison.groups), {}
+    for method, style in by_method.items():
+        lines = [style.line, *(line for line in LINES if line != style.line)]
+        for number, group in enumerate(group for group in comparison.groups if group.method == method):
+            looks[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
+    return looks
+
+
+def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
+    looks, everywhere = _styles_of(comparison), []
+    ends = [end for group in comparison.groups for end in comparison.to_end(group, cost).values]
+    words, units = COSTS[cost]
+    unit, factor = axis_unit(max(ends, default=0), units)
+    for group in comparison.groups:
+        look, runs = looks[group.name], [curve.points for curve in group.curves if curve.points]
+        for number, points in enumerate(runs):
+            costs = [getattr(point, cost) / factor for point in points]
+            everywhere += costs
+            step = max(len(points) // 8, 1)
+            axis.plot(
+                costs,
+                [point.score for point in points],
+                color=look.colour,
+                linestyle=look.line,
+                marker=look.marker,
+                markevery=((len(points) - 1) % step, step),
+                markeredgecolor=PAPER,
+                markeredgewidth=0.4,
+                alpha=1 if len(runs) == 1 else 0.6,
+                label=None if number else name(group.label),
+            )
+    for target in comparison.targets:
+        axis.axhline(target, color=GRID, linewidth=0.9, linestyle=":")
+    if everywhere:
+        axis.legend()
+        if 0 < 50 * min(everywhere) < max(everywhere):
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
+    axis.margins(x=0.08, y=0.1)
+    axis.set(title=plain(title), ylabel=plain(f"test {comparison.score_name}"), xlabel=f"{words} ({unit})")
+
+
+def _bars(axis: Axes, comparison: Comparison) -> None:
+    by_group = [comparison.phases(group) for group in comparison.groups]
+    phases = [phase for phase in in_order(name for phases in by_group for name in phases) if phase not in OFF_THE_CLOCK]
+    totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]
+    unit, factor = axis_unit(max(totals, default=0), SECONDS)
+    others = (phase for phase in phases if phase not in PHASES)
+    colours = PHASES | {phase: REST[number % len(REST)] for number, phase in enumerate(others)}
+    places, starts = range(len(by_group)), [0.0] * len(by_group)
+    for phase in phases:
+        lengths = [spent.get(phase, 0.0) / factor for spent in by_group]
+        look = {"color": colours[phase], "edgecolor": INK, "linewidth": 0.6}
+        axis.barh(places, lengths, 0.7, starts, label=plain(phase), **look)
+        starts = [start + length for start, length in zip(starts, lengths)]
+    if phases:
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(len(phases), 4))
+    axis.set_yticks(places, [name(group.label) for group in comparison.groups])
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    axis.set_title(SPLIT, pad=8 + 13 * -(-len(phases) // 4))
+    axis.set_xlabel(f"training time ({unit}), mean over ranks and repeats")
+
+
+# ---- costs
+
+SPEED_UP = "Speed-up over one process"
+PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
+    ("Traffic", "Mfloat received per gradient step, all ranks", lambda row: row["received_floats_per_step"] / 1e6),
+    ("Computation", "GFLOP per gradient step, all ranks", lambda row: row["flops_per_step"] / 1e9),
+    ("Time of an epoch", "seconds", lambda row: row["seconds_per_epoch"]),
+    (SPEED_UP, "ratio of examples a second", lambda row: row["speed_up"]),
+    ("Memory of a rank", "MB", lambda row: row["memory_bytes"] / 1e6),
+]
+
+
+def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Draw the paper's Figure 2, and what follows from it on a cluster."""
+    require_drawable(path)
+    save(figure_of_costs(rows, title), path, title)
+
+
+def figure_of_costs(rows: Sequence[Row], title: str) -> Figure:
+    with looking_alike():
+        from matplotlib.figure import Figure
+
+        drawn = Figure(figsize=(8, 11), layout="constrained")
+        counts, looks = sorted({row["ranks"] for row in rows}), styles(row["method"] for row in rows)
+        *axes, spare = drawn.subplots(3, 2).flat
+        spare.remove()
+        for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
+            for method, look in looks.items():
+                points = [(row["ranks"], value(row) or nan) for row in rows if row["method"] == method]
+                # The logarithmic axis has no place for zero.
+                axis.plot(
+                    *zip(*points),
+                    color=look.colour,
+                    marker=look.marker,
+                    linestyle=look.line,
+                    markersize=5,
+                    fillstyle="none",
+                    label=method,
+                )
+            if name == SPEED_UP:
+                axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
+            axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
+            axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
+            axis.xaxis.set_major_formatter("{x:,.0f}")
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+            axis.minorticks_off()
+            axis.legend()
+        drawn.suptitle(fill(plain(title), 80))
+    return drawn

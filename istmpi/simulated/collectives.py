@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.network import Context, Network
-from istmpi.simulated.requests import Request
+from istmpi.simulated.network import Context, Network, Request
 
 Brought = dict[int, Any]
 

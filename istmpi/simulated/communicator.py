@@ -11,8 +11,7 @@ import numpy as np
 from istmpi.errors import SimulationError
 from istmpi.simulated.collectives import Collectives
 from istmpi.simulated.messages import Mail
-from istmpi.simulated.network import Context, Network
-from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Group, Request, Status
+from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Group, Network, Request, Status
 
 IN_PLACE = object()
 
@@ -132,38 +131,28 @@ class SimulatedCommunicator:
 
     def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "Irecv")
-        return self._receive(bytes_of(buffer), source, tag)
+        return self._job.mail.receive(self._context, self._me, self._world(source), tag, bytes_of(buffer))
 
     def isend(self, value: Any, dest: int, tag: int = 0) -> Request:
         self._network.call(self._me, "isend")
         return self._job.mail.send(self._context, self._me, self.members[dest], tag, pickle.dumps(value))
 
-    def irecv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "irecv")
-        return self._receive(None, source, tag)
+        return self._job.mail.receive(self._context, self._me, self._world(source), tag, None)
 
-    def recv(self, buf: object = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
-        return self.irecv(buf, source, tag).wait()
+    def recv(self, source: int = ANY_SOURCE) -> Any:
+        return self.irecv(source).wait()
 
     def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         self._network.poll(self._me, "Iprobe")
         message = self._job.mail.box(self._context, self._me).first(self._world(source), tag)
         if message and status is not None:
-            status.take(self.members.index(message.source), message.tag)
+            status.source, status.tag = self.members.index(message.source), message.tag
         return message is not None
-
-    def _receive(self, into: np.ndarray | None, source: int, tag: int) -> Request:
-        request = self._job.mail.receive(self._context, self._me, self._world(source), tag, into)
-        request.on_taking = self._localise
-        return request
 
     def _world(self, rank: int) -> int:
         return rank if rank == ANY_SOURCE else self.members[rank]
-
-    def _localise(self, request: Request) -> None:
-        request.status.source = self.members.index(request.status.source)
-        if isinstance(request.value, bytes):
-            request.value = pickle.loads(request.value)
 
     # ---- other communicators
 
@@ -234,9 +223,6 @@ class SimulatedMPI:
 
     def get_vendor(self) -> tuple[str, tuple[int, ...]]:
         return "simulated", ()
-
-    def Get_library_version(self) -> str:
-        return "simulated"
 
     # ---- for `istmpi.comm.mpi.stand_in`
 

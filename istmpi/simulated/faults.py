@@ -89,9 +89,7 @@ class Timing:
         return 100 * MESSAGE_SECONDS * self._times()
 
     def eager(self, nbytes: int) -> bool:
-        """True if a message leaves its sender before it is received."""
         return self._draw.random() < 0.5 if self._draw else nbytes <= EAGER_BYTES
 
     def lost(self) -> bool:
-        """True if the last message of a killed rank gets lost."""
         return bool(self._draw) and self._draw.random() < 0.5

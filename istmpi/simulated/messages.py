@@ -4,13 +4,13 @@ Two messages from one rank to another with the same tag arrive in the order in w
 receive with any tag gets the first message of its sender that was not received.
 """
 
+import pickle
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.network import Context, Network
-from istmpi.simulated.requests import ANY_SOURCE, ANY_TAG, Request
+from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Network, Request
 
 
 @dataclass(eq=False)
@@ -40,7 +40,6 @@ class Box:
     flying: list[Message] = field(default_factory=list)
 
     def first(self, source: int, tag: int) -> Message | None:
-        """The message that a receive of this kind gets now, of those that arrived."""
         for message in self.arrived:
             if source in (ANY_SOURCE, message.source) and tag in (ANY_TAG, message.tag):
                 if tag != ANY_TAG or message.number == min(
@@ -112,9 +111,8 @@ class Mail:
     def _hand_over(self, box: Box, message: Message, receive: Receive) -> None:
         box.arrived.remove(message)
         request, nbytes = receive.request, len(message.values)
-        request.status.take(message.source, message.tag)
         if receive.into is None:
-            request.value = bytes(message.values)
+            request.value = pickle.loads(message.values)
         elif nbytes <= len(receive.into):
             receive.into[:nbytes] = np.frombuffer(message.values, dtype=np.uint8)
         else:

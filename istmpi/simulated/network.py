@@ -1,17 +1,20 @@
-"""The ranks of a simulated job, what befalls them, and what they wait for."""
+"""The ranks of a simulated job, what befalls them, and the operations that they begin and wait for."""
+
+from __future__ import annotations
 
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from istmpi.errors import SimulationError
 from istmpi.simulated.faults import Faults, Timing
-from istmpi.simulated.requests import Request
 from istmpi.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.units import in_seconds
 
+ANY_SOURCE, ANY_TAG = -1, -1
 KILLED = 137
 """The exit code of a job whose rank was killed, as launchers have it."""
 _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
@@ -91,7 +94,6 @@ class Network:
             self.scheduler.wake(task, self.timing.call(rank))
 
     def ended(self, request: Request) -> None:
-        """Note that an operation is over, and wake the rank that waits for it."""
         self._pending[request.rank].pop(request, None)
         task = self.scheduler.tasks[request.rank]
         if task.awaited is request:
@@ -141,3 +143,73 @@ def _place(task: Task) -> str:
     while frame and (frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename):
         frame = frame.f_back
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})" if frame else ""
+
+
+# ---- by mpi4py's names
+
+
+class Status:
+    source = tag = -1
+
+
+class Request:
+    """An operation that a rank has begun; without a network the null request."""
+
+    def __init__(self, network: Network | None = None, rank: int = -1, words: str = ""):
+        self.network, self.rank, self.words = network, rank, words
+        self.done = self.null = network is None
+        self.value: Any = None
+        self.needs: Callable[[], set[int]] = set
+        """The ranks of the world without which it cannot end, as it is now."""
+        self.undo: Callable[[], None] = lambda: None
+
+    def finish(self) -> None:
+        if not self.done:
+            self.done = True
+            self.network.ended(self)
+
+    def Test(self) -> bool:
+        if not self.null:
+            self.network.poll(self.rank, "Test")
+            self.null = self.done
+        return self.null
+
+    def wait(self) -> Any:
+        if not self.null:
+            self.network.call(self.rank, "Wait")
+            self.network.wait(self)
+            self.null = True
+        return self.value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and (self is other or (self.null and other.null))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @staticmethod
+    def Testsome(requests: Sequence[Request]) -> list[int] | None:
+        active = [number for number, request in enumerate(requests) if not request.null]
+        if not active:
+            return None
+        requests[active[0]].network.poll(requests[active[0]].rank, "Testsome")
+        done = [number for number in active if requests[number].done]
+        for number in done:
+            requests[number].null = True
+        return done
+
+
+class Group:
+    """Some ranks of the world, in an order."""
+
+    def __init__(self, members: Sequence[int]):
+        self.members = tuple(members)
+
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        return Group([self.members[rank] for rank in ranks])
+
+    def Translate_ranks(self, ranks: Sequence[int], group: Group) -> list[int]:
+        return [group.members.index(self.members[rank]) for rank in ranks]
+
+    def Free(self) -> None:
+        """Do nothing: there is nothing to give back."""

@@ -49,11 +49,9 @@ class Scheduler:
         self._over.acquire()
 
     def after(self, seconds: float, action: Callable[[Any], None], subject: Any = None) -> None:
-        """Do an action after so many seconds, in the thread that has the baton then."""
         self.at(self.now + seconds, action, subject)
 
     def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
-        """Do an action at a time, or let it be a task's turn."""
         self._number += 1
         heapq.heappush(self._list, (when, self._number, action, subject))
 

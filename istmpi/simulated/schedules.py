@@ -93,7 +93,6 @@ class Schedule:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of faults that came about; delays always do."""
         first = self.outcomes[0]
         stopped = any("stopped" in fault for fault in first.happened)
         came = {DELAYS: True, STOPS: stopped, SLOW: bool(self.faults.slow), KILLS: bool(first.dead)}

@@ -39,7 +39,6 @@ class Best:
         return Best(data.scoring.higher_is_better, run.train.patience) if run.watches_validation else None
 
     def forget(self) -> None:
-        """Begin anew."""
         self.round: int | None = None
         """Rounds done when the best score was reached; None before the first evaluation."""
         self.score: float | None = None
@@ -47,7 +46,6 @@ class Best:
         """Evaluations since then."""
 
     def take(self, round: int, score: float) -> None:
-        """Take the score of an evaluation after so many rounds."""
         better = self.score is None or (score > self.score if self._higher else score < self.score)
         if better and score == score:
             self.round, self.score, self.without_better = round, score, 0
@@ -55,13 +53,11 @@ class Best:
             self.without_better += 1
 
     def take_metrics(self, lines: Iterable[Mapping[str, Any]], rounds: int) -> None:
-        """Take the evaluations of the first ``rounds`` from a run's metrics."""
         for line in lines:
             if "validation_score" in line and line["round"] <= rounds:
                 self.take(line["round"], line["validation_score"])
 
     def told(self, score_name: str) -> str:
-        """Say in words that the run's patience is exhausted."""
         return (
             f"no better {score_name} on the validation split in {self.without_better} evaluations "
             f"(train.patience); the best was after round {self.round}"
@@ -69,5 +65,4 @@ class Best:
 
     @property
     def exhausted(self) -> bool:
-        """True once no better score came in as many evaluations as the run waits for."""
         return 0 < self._patience <= self.without_better

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
+from istmpi.files import usable
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
@@ -27,20 +27,13 @@ from istmpi.training.watch import Watch
 
 EVALUATIONS = 20
 """Evaluations of a run that sets none: more than `istmpi train` takes, for a finer time to a target."""
-REHEARSED = {
-    "method.local_steps": 1,
-    "method.epochs": 1,
-    "method.burn_in": 0,
-    "optimizer.warm_up": 0,
-    "train.resolution": [],
-}
+REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
+REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
 """Settings of the shortest possible round that still has everything that takes memory."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A method with a seed."""
-
     run: Run
 
     @property
@@ -53,7 +46,6 @@ class Turn:
 
     @property
     def finished(self) -> bool:
-        """Say whether it has been run to its end, now or by an earlier job."""
         return (self.folder / SUMMARY).is_file()
 
 
@@ -124,12 +116,15 @@ class Comparison:
         with ExitStack() as at_the_end:
             with self._communicator.agreed():
                 if first:
-                    self._make_folder()
+                    with usable(self.folder):
+                        self.folder.mkdir(parents=True, exist_ok=True)
+                        record = json.dumps({"ranks": self._communicator.size})
+                        (self.folder / COMPARISON).write_text(f"{record}\n", encoding="utf-8")
                     at_the_end.callback(FolderLock(self.folder, watch.noticed).release)
             return self._carry_out(watch)
 
     def _carry_out(self, watch: ComparisonWatch) -> dict[str, IstmpiError]:
-        failures, first = {}, self._communicator.rank == 0
+        failures = {}
         for number, turn in enumerate(self.turns, 1):
             self._leave_if_asked(turn)
             if self._communicator.broadcast_from_root(turn.finished):
@@ -149,13 +144,12 @@ class Comparison:
                 self._note_failure(turn, error)
                 watch.failed(turn, error)
             else:
-                if first:
+                if self._communicator.rank == 0:
                     (turn.folder / FAILURE).unlink(missing_ok=True)
         self._communicator.barrier()  # rank 0 has written everything
         return failures
 
     def _leave_if_asked(self, turn: Turn) -> None:
-        """Raise StoppedError on every rank when any of them was asked to stop."""
         self._stop.asked()
         self._stop.settle(self._communicator.allgather(self._stop.reason))
         if self._stop.reason:
@@ -165,16 +159,6 @@ class Comparison:
             )
             error.everywhere = True
             raise error
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            record = {"ranks": self._communicator.size}
-            (self.folder / COMPARISON).write_text(json.dumps(record) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--out {self.folder}: cannot be written ({error.strerror}). Give another folder."
-            ) from None
 
     def _note_failure(self, turn: Turn, error: IstmpiError) -> None:
         tree = {"error": str(error), "exit_code": error.exit_code, "ranks": self._communicator.size}
@@ -187,7 +171,6 @@ class Comparison:
 
 
 def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
-    """Return the runs of a comparison in their order."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
@@ -214,7 +197,6 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
 
 
 def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
-    """Return the reason why a comparison cannot go to a folder; empty where it can."""
     if not path.exists():
         return ""
     if not path.is_dir():
@@ -235,7 +217,7 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
     return ""
 
 
-def _ranks(record: Path) -> Any:
+def _ranks(record: Path) -> int | str:
     try:
         return Fields.read(record, record, "").whole("ranks", 1)
     except DataError:

@@ -1,14 +1,12 @@
 """``train.epochs``: the length of a run in passes over the data, as rounds."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.data.batches import place
 from istmpi.data.dataset import Dataset
-from istmpi.data.placement import place
 from istmpi.methods import METHODS
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import astuple, replace
 from pathlib import Path
 
 from istmpi.checkpoint.format import Header, Piece
@@ -25,8 +24,7 @@ from istmpi.foreign import staying
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.resuming import changes_since
-from istmpi.training.same_data import contents
+from istmpi.training.same_data import changes_since, contents
 from istmpi.training.share_log import followed
 
 
@@ -42,7 +40,8 @@ class Training(Prepared):
         every = run.evaluate.rounds_between(run.train.rounds)
         with staying():
             while not (self.done or self.stop.reason):
-                if not self._run_round():
+                number = self.rounds_done
+                if not driven(self.attempt(), lambda local_step, number=number: self.method.take(number, local_step)):
                     return
                 due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
                 validation = self._validate() if due and self.best else None
@@ -50,12 +49,10 @@ class Training(Prepared):
 
     @property
     def done(self) -> bool:
-        """True once there is no further round, no time or no reason for one."""
         return bool(self.ended)
 
     @property
     def ended(self) -> str:
-        """The reason why there is no further round; empty as long as there is one."""
         if self.rounds_done >= self.run.train.rounds:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
@@ -92,12 +89,7 @@ class Training(Prepared):
         self._look_at_the_clock()
         return True
 
-    def _run_round(self) -> bool:
-        number = self.rounds_done
-        return driven(self.attempt(), lambda local_step: self.method.take(number, local_step))
-
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
-        """Return the state of the run after the last round."""
         done = self.method.first_step(self.rounds_done)
         rate = self.method.rate(max(done - 1, 0))
         tally, counts = self.tally, self.tally.counts
@@ -110,12 +102,10 @@ class Training(Prepared):
 
     @property
     def position(self) -> str:
-        """Say how far training got."""
         done, rounds = self.rounds_done, self.run.train.rounds
         return f"after {done}{f' of {rounds}' * (done <= rounds)} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
-        """Return the full network's score on a split."""
         with self.clock("evaluate"):
             self.method.publish()
             self.calibrated_after = self.rounds_done
@@ -144,7 +134,6 @@ class Training(Prepared):
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if a checkpoint is due after this round, not counting those at the end of a run or at a stop."""
         every, done = self.run.checkpoint.every, self.rounds_done
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
@@ -179,10 +168,16 @@ class Training(Prepared):
         return self._header(calibrated), pieces
 
     def _header(self, calibrated: bool = False) -> Header:
+        counts = self.tally.counts
         return Header(
             self.run,
             self.communicator.size,
-            *astuple(replace(self.tally.counts, rounds=self.rounds_done, local_step=0)),
+            self.rounds_done,
+            0,
+            counts.examples,
+            counts.seconds,
+            counts.bytes,
+            counts.loss,
             self.data_summary,
             self.store.scale,
             versions(),
@@ -216,6 +211,6 @@ class Training(Prepared):
                 changes.append("saved inside a round by an older version: the round starts again from the mean")
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
-        self.tally.go_on_from(Counts(header.round, 0, header.examples, header.seconds, header.bytes, header.loss))
+        self.tally.go_on_from(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
         self._look_at_the_clock()
         return changes

@@ -4,7 +4,9 @@ Every figure is the median over repetitions of the slowest rank's time, with all
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -52,12 +54,9 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         with communicator.agreed():
             device = choose_device(run.train.device, local)
         threads = choose_threads(run.train.threads, local)
-    ranks = communicator.size
-    measured: dict[str, Any] = {}
-    links = {}
-    for name, measure in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
-        points = measure(communicator) if ranks > 1 else []
-        links[name], measured[name] = _link(points)
+    ranks, links, measured = communicator.size, {}, {}
+    for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+        links[name], measured[name] = _link([*points(communicator)] if ranks > 1 else [])
     handle, average, measured["transfer"] = _transfers(run, communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
@@ -135,22 +134,18 @@ def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
     return Link(latency, each), {"points": rows, "median_relative_error": error}
 
 
-def _alltoallv(communicator: Communicator) -> list[Point]:
-    ranks = communicator.size
-    points = []
+def _alltoallv(communicator: Communicator) -> Iterator[Point]:
+    ranks, others = communicator.size, communicator.size - 1
     for size in MESSAGE_BYTES:
-        each = size // (ranks - 1) or 1
+        each = size // others or 1
         counts = [each * (peer != communicator.rank) for peer in range(ranks)]
         starts = [each * peer for peer in range(ranks)]
-        send, receive = (np.zeros(each * ranks, dtype=np.uint8) for _ in range(2))
-        staged = (send, counts, starts), (receive, counts, starts)
-        points.append((ranks - 1, each * (ranks - 1), timed(communicator, lambda s=staged: communicator.alltoallv(*s))))
-    return points
+        staged = [(np.zeros(each * ranks, dtype=np.uint8), counts, starts) for _ in range(2)]
+        yield others, each * others, timed(communicator, partial(communicator.alltoallv, *staged))
 
 
-def _allreduce(communicator: Communicator) -> list[Point]:
-    ranks = communicator.size
-    points = []
+def _allreduce(communicator: Communicator) -> Iterator[Point]:
+    messages = 2 * (communicator.size - 1)
     for size in MESSAGE_BYTES:
         values = torch.zeros(size // 4)
         mean = MeanOverRanks({"values": values.nbytes}, communicator)
@@ -159,12 +154,10 @@ def _allreduce(communicator: Communicator) -> list[Point]:
             mean.add("values", values)
             mean.finish()
 
-        points.append((2 * (ranks - 1), 2 * (ranks - 1) / ranks * size, timed(communicator, work)))
-    return points
+        yield messages, messages / communicator.size * size, timed(communicator, work)
 
 
 def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
-    """Measure the seconds per byte handled and averaged that a pull and a push take beyond their messages."""
     handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
@@ -181,16 +174,13 @@ def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float,
 
 
 def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
-    """Measure the seconds of a pull and a push of a network of which these groups are dealt out."""
     ranks, rank = communicator.size, communicator.rank
-    owners = Owners(network.lengths, ranks)
-    deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
+    layouts = Owners(network.lengths, ranks), Partition.draw(network.lengths, groups, ranks, 0, 0)
     owned, held = (
         {name: torch.zeros(part_shape(layout, parameter, rank)) for name, parameter in network.parameters.items()}
-        for layout in (owners, deal)
+        for layout in layouts
     )
-    pull = Transfer(network.parameters, owners, deal, rank)
-    push = Transfer(network.parameters, deal, owners, rank)
+    pull, push = (Transfer(network.parameters, *ends, rank) for ends in (layouts, layouts[::-1]))
 
     def work() -> None:
         pull.run(owned, held, communicator)
@@ -202,7 +192,6 @@ def _pull_and_push(communicator: Communicator, network: Architecture, groups: Se
 def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
-    """Measure FLOP/s and seconds per product with the three products of a layer at a run's shapes."""
     rows = []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
         shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
@@ -235,22 +224,17 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
     return [shape for shape in dict.fromkeys(shapes) if shape in largest]
 
 
-def _subnets(run: Run, architecture: Architecture, ranks: int) -> list[PartCost]:
-    """Return the networks to measure: the whole one, and the largest subnets at P/2, P and 2P that can be built."""
+def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartCost]:
+    """Yield the networks to measure: the whole one, and the largest subnets at P/2, P and 2P that can be built."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
-    counts = sorted({1, max(ranks // 2, 1), ranks, 2 * ranks})
-    parts = [cost(plain, architecture, count).largest for count in counts if count <= most_ranks]
-    return [part for part in parts if _usable(architecture, part)]
-
-
-def _usable(architecture: Architecture, part: PartCost) -> bool:
-    try:
-        architecture.require_usable(part.part.lengths)
-    except ConfigError:
-        return False
-    return True
+    for count in sorted({1, max(ranks // 2, 1), ranks, 2 * ranks}):
+        if count <= most_ranks:
+            part = cost(plain, architecture, count).largest
+            with suppress(ConfigError):
+                architecture.require_usable(part.part.lengths)
+                yield part
 
 
 def _finish(device: torch.device) -> None:
@@ -259,12 +243,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _touch(
-    run: Run,
-    architecture: Architecture,
-    communicator: Communicator,
-    device: torch.device,
-    speed: float,
-    product: float,
+    run: Run, architecture: Architecture, communicator: Communicator, device: torch.device, speed: float, product: float
 ) -> tuple[float, dict[str, Any]]:
     """Measure the seconds per byte that a step touches: bare steps of a run's subnets without their products.
 
@@ -284,17 +263,20 @@ def _touch(
             _finish(device)
 
         seconds = timed(communicator, work)
-        products = float(part.flops.products) / speed + part.flops.product_count * product
+        products = _products_take(part, speed, product)
         sizes.append(float(part.touched))
         beyond.append(max(seconds - products, _NOISE * seconds))
     (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
     return each, {"median_relative_error": error}
 
 
+def _products_take(part: PartCost, speed: float, product: float) -> float:
+    return float(part.flops.products) / speed + part.flops.product_count * product
+
+
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float]:
-    """Measure the fixed seconds of a local step, a transfer and a deal, with a run that has next to no network."""
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
@@ -307,9 +289,8 @@ def _overheads(
         took = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
         spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())})
     median = {phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]}
-    plan = cost(tiny, training.architecture, communicator.size)
-    part = plan.largest
-    modelled = float(part.flops.products) / speed + part.flops.product_count * product + float(part.touched) * touch
+    part = cost(tiny, training.architecture, communicator.size).largest
+    modelled = _products_take(part, speed, product) + float(part.touched) * touch
     step = (median["compute"] + median["wait"]) / tiny.method.local_steps - modelled
     transfers = [median[phase] for phase in ("hop", "pull", "push") if phase in median]
     return max(step, 0.0), float(np.mean(transfers)), median["deal"]

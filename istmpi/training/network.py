@@ -27,8 +27,6 @@ EXAMPLES = 16
 """Examples of the training data on which a network is tried before it is trained."""
 COMPARED = 4096
 """The number of outputs for these examples that are compared among the ranks."""
-ROUNDING = 1e-3
-"""The share of the largest output by which outputs may differ: kinds of processors add in different orders."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
@@ -42,11 +40,8 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
         code = _code(run, data)
         table = _written_down(run, code, data)
     sources = communicator.allgather("" if table else code.source.hash)
-    _require_same(
-        run,
-        [rank for rank, source in enumerate(sources) if source != sources[0]],
-        "its file, or a file that it imports, differs on {}. Give all ranks the same files.",
-    )
+    odd = [rank for rank, source in enumerate(sources) if source != sources[0]]
+    _require_same(run, odd, "its file, or a file that it imports, differs on {}. Give all ranks the same files.")
     tree = table and table.tree()
     if tree is None and communicator.rank == 0:
         tree = recall(code)
@@ -73,7 +68,6 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
 def _usable(
     run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
-    """Build the network of a table and try it on every rank; the same ConfigError on all where that fails."""
     import torch
 
     from istmpi.models.table import Table
@@ -116,12 +110,8 @@ def _require_same_outputs(
     with communicator.agreed():
         again = network.require_finite(*inputs)
     if all(communicator.allgather(_alike(_some(again), _some(made)))):
-        _require_same(
-            run,
-            odd,
-            "its forward gives other outputs for the same examples and weights on {}. Make it compute the "
-            "same on all ranks.",
-        )
+        what = "its forward gives other outputs for the same examples and weights on {}."
+        _require_same(run, odd, f"{what} Make it compute the same on all ranks.")
 
 
 def _require_same(run: Run, odd: list[int], what: str) -> None:
@@ -138,9 +128,9 @@ def _some(outputs: torch.Tensor) -> np.ndarray:
 
 
 def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
-    return outputs.shape == other.shape and bool(
-        abs(outputs - other).max(initial=0) <= ROUNDING * abs(other).max(initial=0)
-    )
+    """Compare outputs up to rounding: kinds of processors add in different orders."""
+    largest = abs(other).max(initial=0)
+    return outputs.shape == other.shape and bool(abs(outputs - other).max(initial=0) <= 1e-3 * largest)
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
@@ -195,7 +185,6 @@ def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
 
 
 def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:
-    """Refuse, with a ConfigError, impossible batches of a graph."""
     how, batch, examples = run.data.graph, run.train.batch, len(data.train)
     if how == "full" and batch != 1:
         raise ConfigError(
@@ -213,7 +202,6 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
 
 
 def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architecture:
-    """Return the network of a table and its code, ready for the run's training."""
     network = Architecture(run.model.name, table, run.model.dtype, code)
     if network.batch_norms and run.train.batch < 2:
         raise ConfigError(

@@ -27,7 +27,7 @@ from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.exits import require_fitting
-from istmpi.methods import class_loss, logit_adjustment, spec_of
+from istmpi.methods import class_loss, limits, logit_adjustment, schedules, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -35,13 +35,12 @@ from istmpi.models.architecture import Architecture
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.epochs import in_rounds
+from istmpi.training.progress import Tally
 from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
-from istmpi.training.tally import Tally
 
 ROWS = 2**16
-"""Rows in memory at a time."""
 
 
 class Prepared:
@@ -120,7 +119,6 @@ class Prepared:
         self.method = self._next_method(restored=tensors)
 
     def _plan(self, data: Dataset) -> None:
-        """Lay out the run's rounds; ConfigError where a method or a size of images cannot be trained."""
         run, self._sides = self.run, sides_of(self.run, data)
         phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
@@ -131,43 +129,36 @@ class Prepared:
 
     @property
     def calibrated(self) -> bool:
-        """True if the moments of the full network are those after the last round."""
         return self.calibrated_after == self.rounds_done
 
     def _check(self, run: Run, size: Size) -> None:
-        """Refuse, with a ConfigError, a method of the run that cannot train at a size."""
         name, network = run.method.name, size.architecture
         spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
-        spec.require_wire(run)
-        spec.load().check(run, size.dataset.task, size.batches, network)
+        limits.require_wire(spec, run)
+        limits.require_trainable(spec, run, size.dataset.task, size.batches, network)
         class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
-        run.optimizer.require_usable(run.train.rounds * spec.steps(run, 1, size.batches.examples))
-        spec.require_delay(run, network, self.communicator.size)
-        spec.shares_by_ring(run, network, self.communicator.size)
+        schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
+        limits.require_room(spec, run, network, self.communicator.size)
         if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
-            spec.require_changing_shares(run, network, self.shares.ranks)
+            limits.require_changing_shares(spec, run, network, self.shares.ranks)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
     @property
     def architecture(self) -> Architecture:
-        """The network at the present size of images."""
         return self.size.architecture
 
     @property
     def dataset(self) -> Dataset:
-        """The data at the present size of images."""
         return self.size.dataset
 
     @property
     def batches(self) -> Batches:
-        """This rank's batches at the present size of images."""
         return self.size.batches
 
     @property
     def plan_of_sizes(self) -> str:
-        """Say which rounds train on images of which side, and what starts anew in between."""
         return plan_in_words(self.run, self._sides, self.sizes)
 
     def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
@@ -235,7 +226,6 @@ class Prepared:
 
     @property
     def makes_communicators(self) -> bool:
-        """Say whether any round makes MPI communicators of its own."""
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
 
 

@@ -1,4 +1,4 @@
-"""The state of a run after each of its rounds, and its line of metrics.jsonl."""
+"""The work of all ranks of a run, added up round by round, and its line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from istmpi.engine.shares import share_of
 
 if TYPE_CHECKING:
+    from istmpi.comm import Communicator
+    from istmpi.comm.clock import Clock
     from istmpi.evaluation.evaluator import Score
 
 
@@ -24,8 +26,6 @@ WORTH_SAYING = 0.05
 
 @dataclass(frozen=True)
 class LastRound:
-    """The last round by itself."""
-
     seconds: float
     """Seconds on the slowest rank, from when all have come to it."""
     bytes: int
@@ -45,7 +45,6 @@ class LastRound:
     def of(
         seconds: float, nbytes: int, examples: int, phases: Sequence[Mapping[str, float]], saving: Mapping[str, float]
     ) -> LastRound:
-        """Make one from all ranks' seconds by phase, and from what saving took before."""
         names = dict.fromkeys(name for of_rank in phases for name in of_rank)
         by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
         mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
@@ -65,10 +64,7 @@ class LastRound:
 
 @dataclass(frozen=True)
 class Counts:
-    """Work of all ranks together, as `Progress` has it: rounds, and local steps of the next one."""
-
     rounds: int
-    local_step: int
     examples: int
     seconds: float
     bytes: int
@@ -77,8 +73,6 @@ class Counts:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that holds up the others."""
-
     rank: int
     host: str
     slower: float
@@ -109,7 +103,6 @@ class Pace:
         self._seconds += seconds
 
     def slowest(self, hosts: Sequence[str]) -> Slowest | None:
-        """Return the rank that noticeably holds up the others, or None; ``hosts`` are the ranks' hosts."""
         if len(self._compute) < 2 or not self._seconds > 0:
             return None
         longest = max(self._compute)
@@ -118,6 +111,54 @@ class Pace:
         slower = longest / median(others) - 1
         waited = min((longest - sum(others) / len(others)) / self._seconds, 1.0)
         return Slowest(rank, hosts[rank], slower, waited) if min(slower, waited) >= WORTH_SAYING else None
+
+
+class Tally:
+    """The counts of a run, the same on every rank."""
+
+    def __init__(self, communicator: Communicator, clock: Clock):
+        self._communicator, self._clock = communicator, clock
+        self.counts = Counts(0, 0, 0.0, 0, 0.0)
+        """Counts of all ranks, as of the last exchange."""
+        self._began = 0.0, 0
+        """The time when the present round began, and this rank's sent bytes until then."""
+        self.last_round: LastRound | None = None
+        self.pace = Pace()
+        self._before: dict[str, float] = {}
+        self._beside = 0.0
+        self._on_the_clock: dict[str, float] = {}
+        self._saving: dict[str, float] = {}
+
+    def go_on_from(self, counts: Counts) -> None:
+        self.counts, self.last_round, self.pace = counts, None, Pace()
+
+    def begin(self) -> None:
+        """Begin a round when all ranks have come to it. Collective."""
+        self._saving = self.since_the_round("save")
+        self._communicator.barrier()
+        self._began = time.perf_counter(), self._communicator.traffic.bytes
+        self._before, self._beside = dict(self._clock.seconds), self._clock.background
+
+    def end(self, examples: int) -> LastRound:
+        """Return what the round took: as long as on the slowest rank; this rank saw ``examples`` in it. Collective."""
+        start, sent = self._began
+        took = time.perf_counter() - start
+        phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
+        measured = took, self._communicator.traffic.bytes - sent, examples, phases
+        per_rank = self._communicator.allgather((*measured, self._clock.background - self._beside))
+        took, sent, examples, phases, background = zip(*per_rank, strict=True)
+        last = LastRound.of(max(took), sum(sent), sum(examples), phases, self._saving)
+        last = replace(last, background=sum(background) / len(background))
+        self.pace.add(last.compute, last.seconds)
+        return last
+
+    def count(self, last: LastRound, rounds: int, loss: float) -> None:
+        before, self.last_round = self.counts, last
+        sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
+        self.counts = Counts(rounds, *sums, loss)
+
+    def since_the_round(self, phase: str) -> dict[str, float]:
+        return {name: seconds for name, seconds in self._clock.since(self._on_the_clock).items() if name == phase}
 
 
 @dataclass(frozen=True)
@@ -134,11 +175,9 @@ class Progress:
     """Mean training loss of the round over ranks and local steps."""
     learning_rate: float
     score: Score | None = None
-    """The full network's score on the test split, where it was evaluated."""
     score_name: str = ""
     ranks: int = 1
     last_round: LastRound | None = None
-    """The last round; None before a round of this job is done."""
     time: float = field(default_factory=time.time)
     validation: Score | None = None
     """The score on the validation split, where a run uses one; the test split is then scored at the end."""
@@ -148,19 +187,10 @@ class Progress:
     """The fraction of this job's time so far, on this rank, that went into evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
-        """Return all values under one name each, as metrics.jsonl and loggers have them."""
-        line = {
-            "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds"),
-            "round": self.round,
-            "local_steps": self.local_steps,
-            "examples": self.examples,
-            "seconds": self.seconds,
-            "bytes": self.bytes,
-            "loss": None if isnan(self.loss) else self.loss,
-            "learning_rate": self.learning_rate,
-            "ranks": self.ranks,
-            "score_name": self.score_name,
-        }
+        line = {"time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds")}
+        line |= {name: getattr(self, name) for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")}
+        line |= {name: getattr(self, name) for name in ("learning_rate", "ranks", "score_name")}
+        line["loss"] = None if isnan(self.loss) else self.loss
         if self.score:
             line |= _scores(self.score)
         if self.validation:

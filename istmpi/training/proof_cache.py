@@ -24,16 +24,13 @@ from istmpi.models.user import UserNetwork
 from istmpi.trees import mapped
 
 KEPT = 200
-"""The number of tables that are kept, the newest ones."""
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
     """Return the tree of a network's table from before (`Table.tree`); None where there is none to trust."""
     facts = _facts(network)
-    if facts is None or (path := _path(facts)) is None:
-        return None
     try:
-        if not _private(path):
+        if (path := _path(facts)) is None or not _private(path):
             return None
         kept = json.loads(content(path, JSON_BYTES))
         return Table.from_tree(kept["table"]).tree() if kept["facts"] == facts else None
@@ -42,9 +39,8 @@ def recall(network: UserNetwork) -> dict[str, Any] | None:
 
 
 def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
-    """Keep the table of a network, as `Table.tree` gives it."""
     facts = _facts(network)
-    if facts is None or (path := _path(facts)) is None:
+    if (path := _path(facts)) is None:
         return
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,7 +57,6 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
 
 
 def _facts(network: UserNetwork) -> dict[str, Any] | None:
-    """Return all that a table is made from; None where the source is not known."""
     if not network.source.hash:
         return None
     code = hashlib.sha256()
@@ -73,10 +68,7 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
         "source": network.source.hash,
         "libraries": dict(network.source.libraries),
         "arguments": json.loads(json.dumps(arguments, default=plain, skipkeys=True)),
-        "outputs": network.outputs,
-        "tokens": network.tokens,
-        "sparse": network.sparse,
-        "graph": network.graph,
+        **{name: getattr(network, name) for name in ("outputs", "tokens", "sparse", "graph")},
         "inputs": list(network.inputs),
         "example": str(mapped(lambda x: (tuple(x.shape), x.dtype), network.example)),
         "dtype": str(torch.get_default_dtype()),
@@ -85,13 +77,12 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
     }
 
 
-def _path(facts: Mapping[str, Any]) -> Path | None:
-    """Return the file of the table that was made from these facts; None where the user has no folder."""
+def _path(facts: Mapping[str, Any] | None) -> Path | None:
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")
-        if not os.path.isabs(folder):
-            return None
+    if facts is None or not os.path.isabs(folder):
+        return None
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return Path(folder) / "istmpi" / "proofs" / f"{key[:32]}.json"
 

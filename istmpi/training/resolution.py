@@ -3,18 +3,15 @@
 Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.batches import Batches
+from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
 from istmpi.data.images.split import require_sides, resized
-from istmpi.data.placement import place
 from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
@@ -35,7 +32,6 @@ class Size:
 
 
 def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
-    """Return `Run.sides` with the data's own side as 0; ConfigError for data that cannot be downscaled so."""
     sides = run.sides()
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
@@ -47,7 +43,9 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
-        rows = place(settings.placement, _labels(run, data), rank, ranks, run.train.seed, settings.alpha)
+        # The targets of data of the user's own are in examples that take long to read.
+        labels = data.train.labels() if settings.placement == "by-label" else data.train
+        rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
     sizes = {}
     for side in sides:
         images = resized(data, side)
@@ -60,13 +58,7 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
     return sizes
 
 
-def _labels(run: Run, data: Dataset) -> Sized:
-    # The targets of data of the user's own are in examples that take long to read.
-    return data.train.labels() if run.data.placement == "by-label" else data.train
-
-
 def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
-    """Say which rounds train on images of which side, and what starts anew in between; ``sides`` are of `sides_of`."""
     words, first, before = [], 0, None
     for (end, side), (_, key) in zip(run.sides(), sides):
         network = sizes[key].architecture
@@ -78,7 +70,6 @@ def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int
 
 
 def require_resizable(run: Run, network: Architecture) -> None:
-    """Refuse, with a ConfigError, a run with several sizes whose network has no images to begin with."""
     if run.train.resolution and len(network.example_shape) != 3:
         raise ConfigError(
             f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} "
@@ -114,10 +105,9 @@ def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
     """Return the parameters of another size's network that start anew: those with other axes or another shape."""
-    anew = set()
-    for name, parameter in network.parameters.items():
-        needed = parameter.pattern
-        present = parameters[name].pattern if name in parameters else None
-        if present != needed or present.shape(lengths) != needed.shape(network.lengths):
-            anew.add(name)
-    return frozenset(anew)
+
+    def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
+        return each and (each.pattern, each.pattern.shape(lengths))
+
+    here = network.parameters.items()
+    return frozenset(name for name, each in here if form(parameters.get(name), lengths) != form(each, network.lengths))

@@ -111,8 +111,7 @@ def recorded(
                     note(f"set aside, because the run resumes from {start}: {path}")
         inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
         inside = communicator.broadcast_from_root(inside)
-        record = RunRecord(training, folder, watch, lock, at_the_end, inside)
-        record.begin(began, start, hang_watch, trained)
+        record = RunRecord(training, folder, watch, lock, at_the_end, hang_watch, trained, start, inside, began)
         try:
             yield training, record
         except DivergedError as error:
@@ -141,7 +140,6 @@ def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[
 
 
 def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint from which to resume, every byte of it checked."""
     if not resume:
         return None
     path = folder.path if resume == "auto" else Path(resume)

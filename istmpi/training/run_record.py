@@ -34,54 +34,49 @@ class RunRecord:
         watch: Watch,
         lock: FolderLock | None,
         at_the_end: ExitStack,
-        newest: Path | None,
+        hang_watch: HangWatch,
+        trained: bool,
+        start: Path | None,
+        inside: Path | None,
+        notes: Sequence[str],
     ):
-        """``newest``: the checkpoint in the folder that the run resumes from, if it does."""
-        self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
-        self._communicator, self._at_the_end = training.communicator, at_the_end
-        self._first = self._communicator.rank == 0
-        settings, communicates = training.run.checkpoint, training.makes_communicators
-        self._saver = Saver(folder.path, settings, self._communicator, self.note, newest, communicates)
-        at_the_end.callback(self._saver.close)
+        """Write the run's settings down and announce it.
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return self._folder.path
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of the metrics."""
-        return self._folder.metrics()
-
-    def note(self, message: str) -> None:
-        """Tell the user something, on rank 0."""
-        if self._first:
-            self._watch.noticed(message)
-
-    def begin(self, notes: Sequence[str], start: Path | None, hang_watch: HangWatch, trained: bool) -> None:
-        """Write the run's settings down and announce it; ``start``: the checkpoint that it resumes from.
-
-        ``trained``: that is the trained network.
+        ``start``: the checkpoint that it resumes from, ``inside`` where that is in the folder; ``trained``: that is the
+        trained network.
         """
-        training, folder, saver = self._training, self._folder, self._saver
+        self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
+        self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
+        settings, communicates = training.run.checkpoint, training.makes_communicators
+        self._saver = Saver(folder.path, settings, self._communicator, self.note, inside, communicates)
+        at_the_end.callback(self._saver.close)
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
-            self._at_the_end.push(partial(_close, self._watch))
-            # Loggers may take long to come to an end.
-            self._at_the_end.push(hang_watch)
-            self._watch.started(training, folder, saver)
+            at_the_end.push(partial(_close, watch))
+            at_the_end.push(hang_watch)  # loggers may take long to come to an end
+            watch.started(training, folder, self._saver)
             for line in notes:
                 self.note(line)
             if start:
                 self.note(f"resuming from {start}, {training.position}.")
-        if start and not saver.newest and not training.done:
-            saver.save(*training.state())  # so that --resume auto resumes from there, too
-            saver.wait()
+        if start and not self._saver.newest and not training.done:
+            self._saver.save(*training.state())  # so that --resume auto resumes from there, too
+            self._saver.wait()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._folder.metrics()
+
+    def note(self, message: str) -> None:
+        if self._first:
+            self._watch.noticed(message)
 
     def add(self, progress: Progress) -> None:
-        """Add a round to the metrics, and save what is due behind it."""
         self._last = progress
         training, settings = self._training, self._training.run.checkpoint
         if self._first:
@@ -148,16 +143,21 @@ class RunRecord:
         return self._summarise(self._last)
 
     def _summarise(self, last: Progress | None) -> Summary:
-        """Return how the run ended, which is in its folder, too; ``last``: the progress after its last round."""
         training, communicator = self._training, self._communicator
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = last or training.progress(None if training.dataset.network else training.evaluate())
-        slowest, last = last.slowest, replace(last, last_round=None, slowest=None)
-        best = _best(training, self._folder, last) if training.run.checkpoint.best else None
-        names = self._folder.path, communicator.size, training.score_name
-        fingerprint = training.data_summary.fingerprint
-        summary = Summary(*names, last, phases, fingerprint, training.ended, best, slowest)
+        summary = Summary(
+            self._folder.path,
+            communicator.size,
+            training.score_name,
+            replace(last, last_round=None, slowest=None),
+            phases,
+            training.data_summary.fingerprint,
+            training.ended,
+            _best(training, self._folder, last) if training.run.checkpoint.best else None,
+            last.slowest,
+        )
         with communicator.agreed():
             if self._first:
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)

@@ -1,12 +1,22 @@
-"""Requires the same run and the same data on every rank; an error says which ranks differ in what."""
+"""Requires the same run and the same data on every rank, and in a checkpoint to resume from; else says what differs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from istmpi.checkpoint.format import DataSummary
+from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
+from istmpi.names import class_of
+from istmpi.tasks import OWN
+
+if TYPE_CHECKING:
+    from istmpi.training.prepared import Prepared
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
@@ -19,10 +29,8 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
     with communicator.agreed():
         if differences := first_run.differences(run):
             shown = "; ".join(f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items())
-            raise ConfigError(
-                f"the ranks have different settings ({shown}; rank 0's first). Give all ranks "
-                f"the same command line and run file."
-            )
+            cure = "Give all ranks the same command line and run file."
+            raise ConfigError(f"the ranks have different settings ({shown}; rank 0's first). {cure}")
         for fact, first in first_meaning.items():
             if meaning[fact] != first:
                 raise DataError(
@@ -58,7 +66,6 @@ def summary(run: Run, data: Dataset) -> DataSummary:
 
 
 def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
-    """Say which ranks' splits differ from rank 0's by their `contents`, and how; empty if none does."""
     differing: dict[str, list[str]] = {}
     for rank, rank_splits in enumerate(per_rank):
         for split in SPLITS:
@@ -72,3 +79,61 @@ def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
     return "; ".join(
         f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in differing.items()
     )
+
+
+MAY_CHANGE = (
+    "data.source",
+    "data.scoring",
+    "method.shares",
+    "optimizer.lr",
+    "optimizer.weight_decay",
+    "train.rounds",
+    "train.max_minutes",
+    "train.patience",
+)
+"""Settings that a resumed run may change; the data may have moved, but not changed."""
+WITHOUT_EFFECT = (
+    "name",
+    "data.ahead",
+    "train.threads",
+    "train.device",
+    "train.init",
+    "evaluate.",
+    "checkpoint.",
+    "comm.",
+    "output.",
+)
+"""Settings, or sections of them, that do not change what is learnt."""
+
+
+def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
+    """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
+    header, changed, refused = checkpoint.header, [], []
+    old, new = checkpoint.architecture.table, here.architecture.table
+    moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source
+    for setting, (saved, current) in header.run.differences(here.run).items():
+        text = f"{setting} = {saved} in the checkpoint, {current} here"
+        if setting in MAY_CHANGE or (setting == "model.name" and moved):
+            changed.append(text)
+        elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
+            refused.append(text)
+    for fact, saved in vars(header.data).items():
+        current = getattr(here.data_summary, fact)
+        if saved not in (None, current) and fact != "source":
+            refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
+    there, now = checkpoint.targets or (), here.dataset.targets or ()
+    if len(there) != len(now) or not all(np.allclose(*pair, rtol=1e-5) for pair in zip(there, now)):
+        refused.append("data: targets have another mean or deviation than in the checkpoint")
+    if difference := old.difference(new):
+        refused.append(f"network: {difference} (checkpoint, here)")
+    elif new.source and old.source != new.source:
+        changed.append(f"the source of {here.run.model.name}, with unchanged parameters")
+    if here.run.data.placement == "local" and header.ranks == here.communicator.size:
+        saved, current = checkpoint.own_data(here.store.rank), contents(here.dataset.train)
+        if saved not in (None, current):
+            refused.append(f"data: examples, labels and features = {saved} in the checkpoint, {current} here")
+    if refused:
+        raise ConfigError(
+            f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+        )
+    return changed

@@ -1,8 +1,7 @@
 """Keeps a run's shares, from its settings or an earlier run's metrics, and follows measured times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,18 +45,16 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound) -> Las
 
 
 def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
-    """Say whether every rank can build its subnet of a deal. Collective."""
     job, network = method.job, method.job.architecture
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
-    try:
+    usable = False
+    with suppress(ConfigError):
         network.require_usable(narrowed(network.lengths, network.parameters, deal.held(job.communicator.rank)))
-        return all(job.communicator.allgather(True))
-    except ConfigError:
-        return all(job.communicator.allgather(False))
+        usable = True
+    return all(job.communicator.allgather(usable))
 
 
 def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
-    """Read the shares of each round of a run from its metrics or its folder."""
     path = path / METRICS if path.is_dir() else path
     if not is_file(path):
         raise ConfigError(f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl.")

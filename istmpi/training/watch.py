@@ -15,8 +15,6 @@ from istmpi.training.progress import Progress, Slowest
 
 @dataclass(frozen=True)
 class BestNetwork:
-    """The network that scored best on the validation split."""
-
     path: Path
     round: int
     validation: float
@@ -25,8 +23,6 @@ class BestNetwork:
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of a run."""
-
     folder: Path
     ranks: int
     score_name: str

@@ -18,8 +18,8 @@ from istmpi.methods.ist import IST
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
 from istmpi.training import loop as train
+from istmpi.training import progress, run_record
 from istmpi.training import run as whole_run
-from istmpi.training import run_record, tally
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
 pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
@@ -45,7 +45,7 @@ def rounds_take(monkeypatch):
 
     def take(seconds):
         now = [0.0]
-        for module in (tally, clock):
+        for module in (progress, clock):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         _slower(monkeypatch, Method, "attempt", now, seconds)
         _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)

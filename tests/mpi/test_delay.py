@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from istmpi.comm import mpi
 from istmpi.cost import round_bytes
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore

@@ -12,8 +12,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.cli.main import istmpi
 from istmpi.cost import round_bytes
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork

@@ -30,7 +30,7 @@ def short_limit(comm):
 def watched(comm, folder, said):
     """A roll call for ranks whose rounds take no time, and its deadline in seconds."""
     limit = short_limit(comm)
-    roll_call = HangWatch(comm, limit, folder, said.append, lambda: "")
+    roll_call = HangWatch(comm, limit, folder, said.append)
     comm.whereabouts.begin_round(1)
     comm.barrier()
     comm.whereabouts.begin_round(2)
@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     training, _ = trained(some)
     saver = Saver(shared_tmp, training.run.checkpoint, some)
     monkeypatch.setitem(WRITERS, saver.writer, lambda *_: hung.wait())
-    monkeypatch.setattr("istmpi.checkpoint.saver._name", lambda *_: None)
+    monkeypatch.setattr("istmpi.checkpoint.saver.named_at_last", lambda *_: None)
     roll_call, limit = watched(some, shared_tmp, said)
     threading.Timer(3 * limit, hung.set).start()
     (saver.save if where == "background" else saver.save_now)(*training.state())

@@ -14,13 +14,6 @@ SHARED = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "met
 CARRIED = SHARED | {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.5}
 
 
-def test_where_nothing_is_dealt_out_it_is_sparse_loco(comm):
-    settings = {"method__top": 300, "method__feedback": 0.8, "train__rounds": 4}
-    sparse = whole(trained(comm, **settings, method__name="sparse-loco")[0])
-    shared = whole(trained(comm, **settings, method__partition=[], method__shared_wire="top-k")[0])
-    assert_same_bits(shared, sparse)
-
-
 @pytest.mark.parametrize("more", [{}, {"method__share_every": 2}, {"method__delay": 1}], ids=str)
 def test_where_everything_is_sent_it_is_the_mean_of_all_values(comm, more):
     everything = SHARED | {"method__top": 4096, "method__top_values": "full", "method__feedback": 0.0} | more

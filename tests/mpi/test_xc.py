@@ -13,7 +13,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cost import round_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse.predict import read_rows
+from istmpi.data.sparse.prepare import read_rows
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.prediction import ranked_lines
 from istmpi.errors import ConfigError

@@ -15,8 +15,7 @@ import torch
 from batches import plain
 from torch.nn import functional
 
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 

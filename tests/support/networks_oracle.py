@@ -12,8 +12,7 @@ import torch
 from batches import plain
 from torch.nn import functional
 
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.models.resnet import ResNet

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of
+from istmpi.data.dense.split import material_of
 from istmpi.data.holdout import held_out
 from istmpi.data.labels import read_labels
 from istmpi.data.moments import OFFSETS, less

@@ -11,8 +11,7 @@ import math
 import torch
 from batches import plain
 
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore

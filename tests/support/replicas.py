@@ -4,8 +4,7 @@ import torch
 from batches import plain
 from torch.nn import functional
 
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
 from istmpi.models import architecture

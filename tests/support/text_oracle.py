@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from istmpi.data.batches import Batches
-from istmpi.data.placement import place
+from istmpi.data.batches import Batches, place
 from istmpi.engine.partition import Partition
 from istmpi.models.transformer import Transformer
 

@@ -22,8 +22,8 @@ from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.cost.cluster import PRESETS, load
-from istmpi.data.files import archive as archives
-from istmpi.data.files.archive import Archive
+from istmpi.data import archive as archives
+from istmpi.data.archive import Archive
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.prediction import lines
@@ -33,7 +33,6 @@ from istmpi.record import RunFolder
 from istmpi.report import plots
 from istmpi.report.checkpoints import tensors
 from istmpi.report.comparison import compare
-from istmpi.report.comparison_plots import pictures
 from istmpi.report.curves import read_curves
 
 DEEP = 100_000
@@ -338,7 +337,7 @@ def test_dollars_in_names_are_no_mathematics(tmp_path):
     assert plots.draw(folder).is_file()
     evil = r"$\frac{$ and $"
     found = compare([curve(evil, [0.1, 0.2], phases={evil: 1.0}), curve("_", [0.1])])
-    assert pictures(found)
+    assert plots.pictures(found)
 
 
 @pytest.mark.parametrize("words", [("slurm", "digits", "--modules"), ("ec2", "digits", "--instances", "1", "--key")])

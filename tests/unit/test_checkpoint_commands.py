@@ -6,7 +6,7 @@ import shutil
 import h5py
 import pytest
 
-from istmpi.checkpoint.summary import files
+from istmpi.checkpoint.folder import files
 from istmpi.cli import output
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_fol
         (run_folder / "checkpoints/round-00000003.h5").unlink()
         return found
 
-    monkeypatch.setattr("istmpi.checkpoint.summary.files", listed)
+    monkeypatch.setattr("istmpi.checkpoint.folder.files", listed)
     code, out, err = istmpi_command("checkpoint", verb, run_folder)
     assert (code, err) == (0, "") and "round-00000003" not in out and "network.h5" in out
     missing = run_folder / "checkpoints/round-00000003.h5"

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from data_files import pack
 
-from istmpi.data.files.archive import Archive
+from istmpi.data.archive import Archive
 from istmpi.errors import DataError
 
 FILES = {"a/1.txt": b"one", "a/2.txt": b"", "b/c/3.txt": b"three" * 100_000, "top.txt": b"top"}

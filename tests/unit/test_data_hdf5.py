@@ -13,7 +13,7 @@ import pytest
 from batches import examples_of
 from damage import data_as_version_1, data_contents, judged
 
-from istmpi.data.dense.file import material_of
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write as write_file
 from istmpi.errors import ConfigError, DataError, OutputError
@@ -161,8 +161,8 @@ def damage(file, edit):
     "edit, message",
     [
         (lambda f: f.attrs.__delitem__("format"), "not prepared data"),
-        (lambda f: f.attrs.__setitem__("version", 9), "has version 9; this istmpi reads versions 1 and 2"),
-        (lambda f: f.attrs.__setitem__("version", "one"), "has version 'one'"),
+        (lambda f: f.attrs.__setitem__("version", 9), "has format version 9; this istmpi reads versions 1 and 2"),
+        (lambda f: f.attrs.__setitem__("version", "one"), "has format version 'one'"),
         (lambda f: f.attrs.__setitem__("shape", "wide"), "is damaged"),
         (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
         (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dense.split import DenseSplit
-from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, ImageSplit, augmented, downscaled, require_sides, resized
 from istmpi.data.prepare import prepare
-from istmpi.data.sources import open_dataset, open_for_training
+from istmpi.data.sources import open_dataset, open_digits, open_for_training
 from istmpi.errors import ConfigError
 
 ALL = Augmentation(crop=2, flip=True, cutout=3)

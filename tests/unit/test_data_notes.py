@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from istmpi.checkpoint.state import inputs_of
 from istmpi.cli.commands.prepare import command
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
+from istmpi.data.archive import Archive
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import KINDS, prepare
 from istmpi.data.writer import Material

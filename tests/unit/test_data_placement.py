@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.data.placement import PLACEMENTS, place
+from istmpi.data.batches import PLACEMENTS, place
 from istmpi.errors import ConfigError, DataError
 
 
@@ -75,15 +75,6 @@ def test_by_label_is_fixed_for_ever():
     assert [len(rows) for rows in all_rows("by-label", np.arange(1000) % 5, 3, 11, 0.5)] == [509, 268, 223]
 
 
-@pytest.mark.parametrize(
-    "placement, labels, alpha, message",
-    [
-        ("by_label", np.zeros(4), 1.0, "'by_label' does not exist; did you mean by-label"),
-        ("by-label", np.zeros((4, 1)), 1.0, "regression"),
-        ("by-label", np.zeros(4), 0.0, "alpha is 0.0"),
-        ("by-label", np.zeros(4), float("nan"), "alpha is nan"),
-    ],
-)
-def test_what_cannot_be_is_refused(placement, labels, alpha, message):
-    with pytest.raises(ConfigError, match=message):
-        place(placement, labels, 0, 2, 0, alpha)
+def test_by_label_placement_needs_classes():
+    with pytest.raises(ConfigError, match="regression"):
+        place("by-label", np.zeros((4, 1)), 0, 2, 0)

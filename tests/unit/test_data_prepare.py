@@ -10,8 +10,8 @@ from batches import examples_of
 from data_files import MAKERS, make_arrays, make_images, make_speech, pack
 from disks import small_disk
 
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Notes, class_folders
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import Notes, class_folders
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.prepare import ENDINGS
 from istmpi.data.prepare import KINDS, prepare
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
         target = disk / "data.h5"
         command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "prepare", "arrays"]
         done = subprocess.run([*command, tmp_path / "data.npz", target], capture_output=True, text=True)
-        assert done.stderr == f"istmpi: {target} cannot be written: No space left on device.\n"
+        assert done.stderr == f"istmpi: {target}: cannot be written (No space left on device).\n"
         assert done.returncode == 74 and list(disk.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault
     (tmp_path / "table" / "t.csv").write_text("1,2,3\n" * 20_000)
     archive = pack(tmp_path / "table", tmp_path / "table.tar.gz")
     with small_disk(tmp_path / "disk", "64k") as disk:
-        with pytest.raises(OutputError, match=f"{disk}.* cannot be written"):
+        with pytest.raises(OutputError, match=f"{disk}.*: cannot be written"):
             prepare("csv", archive, disk / "data.h5")
         assert list(disk.iterdir()) == []
 

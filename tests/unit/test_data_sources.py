@@ -117,7 +117,7 @@ def test_what_needs_to_be_prepared_says_so(tmp_path):
 
 
 def test_an_npz_with_a_feature_that_is_not_finite(tmp_path, monkeypatch):
-    monkeypatch.setattr("istmpi.data.dense.file.BLOCK", 8)
+    monkeypatch.setattr("istmpi.data.dense.split.BLOCK", 8)
     x, y = np.ones((50, 4), np.float32), np.arange(50) % 3
     x[33, 2] = np.inf
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])

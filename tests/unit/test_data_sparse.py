@@ -14,7 +14,7 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse.predict import read_rows
+from istmpi.data.sparse.prepare import read_rows
 from istmpi.errors import ConfigError, DataError
 
 TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"

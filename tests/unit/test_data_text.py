@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
-from istmpi.data import guard
+from istmpi.data import writer
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import held_out
 from istmpi.data.prepare import prepare
@@ -71,7 +71,7 @@ def test_a_stream_is_the_documents_in_the_order_of_names_each_with_its_end(tmp_p
 
 @pytest.mark.parametrize("block", [1, 7, 2**20])
 def test_no_block_of_a_preparation_shows(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(guard, "BLOCK", block)
+    monkeypatch.setattr(writer, "BLOCK", block)
     assert stream(prepared(tmp_path, make_text(tmp_path / "input"))) == with_ends(TRAIN)
 
 

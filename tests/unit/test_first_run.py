@@ -11,9 +11,8 @@ import torch
 
 from istmpi.config import Run
 from istmpi.config.sections import Train
-from istmpi.data.batches import Batches
+from istmpi.data.batches import Batches, place
 from istmpi.data.images.split import transform, transformed
-from istmpi.data.placement import place
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods.class_loss import class_loss, require_usable

@@ -11,8 +11,7 @@ from istmpi.comm.clock import Clock
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Score
 from istmpi.loggers import open_loggers, require_installed
-from istmpi.loggers.logged_watch import LoggedWatch
-from istmpi.loggers.logger import figures
+from istmpi.loggers.logger import LoggedWatch, figures
 from istmpi.record import RunFolder
 from istmpi.training.progress import LastRound, Progress
 from istmpi.training.watch import Watch

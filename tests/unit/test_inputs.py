@@ -7,9 +7,9 @@ from data_files import MAKERS, example_arrays, make_csv, make_images, make_speec
 from PIL import Image
 
 from istmpi.data.dense.predict import read_inputs
-from istmpi.data.digits import open_digits
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_digits
 from istmpi.errors import DataError
 
 
@@ -77,7 +77,7 @@ def test_a_prepared_file_is_read_as_it_is(tmp_path, kind):
 
 
 def test_the_digits(monkeypatch):
-    monkeypatch.setattr("istmpi.data.dense.file.BLOCK", 64 * 7)  # seven examples at a time
+    monkeypatch.setattr("istmpi.data.dense.split.BLOCK", 64 * 7)  # seven examples at a time
     names, x = read("digits", "digits", (1, 8, 8))
     assert names == list(range(360))
     np.testing.assert_array_equal(x, examples_of(open_digits().test.normalised_by(None), np.arange(360))[0])

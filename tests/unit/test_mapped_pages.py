@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from istmpi.data import guard
-from istmpi.data.dense.file import material_of
+from istmpi.data import hdf5
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write
 from istmpi.errors import DataError
@@ -45,7 +45,7 @@ def resident(path):
 @pytest.mark.parametrize("kept", [0, 2**30], ids=["large", "small"])
 def test_of_a_large_file_a_process_keeps_the_last_rows_alone(file, pixels, monkeypatch, kept):
     """The system maps up to 2 MB around each byte that is read."""
-    monkeypatch.setattr(guard, "KEPT", kept)
+    monkeypatch.setattr(hdf5, "KEPT", kept)
     train = open_prepared(file).train.normalised_by(None)
     generator, found = np.random.default_rng(1), []
     for number, rows in enumerate(generator.permutation(2 * COUNT).reshape(-1, 1) % COUNT):
@@ -56,7 +56,7 @@ def test_of_a_large_file_a_process_keeps_the_last_rows_alone(file, pixels, monke
 
 
 def test_damage_is_found_all_the_same(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "KEPT", 0)
+    monkeypatch.setattr(hdf5, "KEPT", 0)
     path = tmp_path / "damaged.h5"
     content = bytearray(file.read_bytes())
     at = content.find(open_prepared(file).train.x[300].tobytes())

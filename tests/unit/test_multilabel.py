@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.config import Run
-from istmpi.config.sections import Optimizer
+from istmpi.config.learner import Optimizer
 from istmpi.data.batch import Labels
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
@@ -20,7 +20,7 @@ from istmpi.models.inspection import inspect
 from istmpi.models.linear import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, LOSSES, Parts, Ranking, losses_of
+from istmpi.multilabel import AT, Ranking, losses_of, parts_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
@@ -40,7 +40,7 @@ def naive_losses(logits, y, loss):
 # ---- losses
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 @pytest.mark.parametrize("block", [0, 1, 5, LABELS, 100])
 def test_blocks_of_labels_change_nothing(loss, block):
     data = split(9)
@@ -63,7 +63,7 @@ def test_blocks_of_labels_change_nothing(loss, block):
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_a_row_without_labels_has_a_loss(loss):
     targets = Labels(torch.tensor([0, 2, 2]), torch.tensor([3, 1]))
     logits = torch.randn(2, 5, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_a_row_without_labels_has_a_loss(loss):
     assert torch.allclose(losses_of(logits, targets, loss), naive_losses(logits, y, loss))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_logits_of_a_block_alone_are_in_memory(loss):
     block, labels, examples, inputs = 16, 400, 30, 3
     layer = LabelBlocks(inputs, labels, block)
@@ -112,7 +112,7 @@ def naive_scores(logits, y, counts, rows, a=0.55, b=1.5):
 
 @pytest.mark.parametrize("parts", [1, 2, 4, LABELS + 2])
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     data = split(40)
     batch, (_, y) = data.batch(np.arange(40)), dense(data, np.arange(40))
@@ -120,7 +120,7 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     logits = logits.round() if ties else logits
     counts = data.label_counts(LABELS)
     ends = [LABELS * n // parts for n in range(parts + 1)]
-    found = [Parts.of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
+    found = [parts_of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
     sums = Ranking(counts, 40, (0.55, 1.5), loss).sums(found, batch.targets)
     assert Ranking.scores(sums) == pytest.approx(naive_scores(logits.numpy(), y, counts, 40), abs=1e-12)
     assert sums[0] == pytest.approx(float(naive_losses(logits, torch.from_numpy(y), loss).sum()), abs=1e-9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data_files import make_cifar, python2_batch
 
-from istmpi.data.files.pickles import PickleError, read_pickle
+from istmpi.data.pickles import PickleError, read_pickle
 from istmpi.data.prepare import prepare
 from istmpi.errors import DataError
 

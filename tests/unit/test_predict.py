@@ -124,7 +124,7 @@ def test_a_damaged_network_predicts_nothing(checkpoints, istmpi_command, tmp_pat
 
 
 def test_a_file_appears_complete_or_not_at_all(checkpoints, istmpi_command, tmp_path, monkeypatch):
-    monkeypatch.setattr("istmpi.data.dense.file.BLOCK", 64 * 100)
+    monkeypatch.setattr("istmpi.data.dense.split.BLOCK", 64 * 100)
     out = tmp_path / "out.csv"
     words = "predict", checkpoints / "batch.h5", "digits", "--out", out
     assert istmpi_command(*words) == (0, "", "")

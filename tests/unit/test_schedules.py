@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 
 from istmpi.config import Run
-from istmpi.config.sections import Optimizer
+from istmpi.config.learner import Optimizer
 from istmpi.errors import ConfigError, DataError
+from istmpi.methods.schedules import rate_at, require_usable
 from istmpi.record import RunFolder
 from istmpi.report import plots
 
@@ -31,19 +32,21 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
         scheduler = make(optimizer)
         for step in range(ours.warm_up, steps):
-            assert ours.lr_at(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
+            assert rate_at(ours, step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
             optimizer.step()
             scheduler.step()
-        assert [ours.lr_at(n, steps) for n in range(ours.warm_up)] == [0.8 * ((n + 1) / 3) for n in range(ours.warm_up)]
+        assert [rate_at(ours, n, steps) for n in range(ours.warm_up)] == [
+            0.8 * ((n + 1) / 3) for n in range(ours.warm_up)
+        ]
 
 
 def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
     stable = Optimizer(lr=0.8, warm_up=5, schedule="warm-up-stable-decay", least_lr=0.1)
-    rates = [stable.lr_at(step, 50) for step in range(50)]
+    rates = [rate_at(stable, step, 50) for step in range(50)]
     assert rates[:5] == pytest.approx([0.16, 0.32, 0.48, 0.64, 0.8]) and {*rates[5:41]} == {0.8}
     assert rates[41:] == pytest.approx([0.8 - 0.07 * n for n in range(1, 10)])
     falling = Optimizer(lr=0.8, schedule="step", least_lr=0.05)
-    assert [falling.lr_at(step, 8) for step in (3, 4, 6)] == pytest.approx([0.8, 0.08, 0.05])
+    assert [rate_at(falling, step, 8) for step in (3, 4, 6)] == pytest.approx([0.8, 0.08, 0.05])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +79,9 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
 )
 def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        Optimizer(**settings).require_usable(steps)
+        require_usable(Optimizer(**settings), steps)
     assert "\n" not in str(refused.value)
-    Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}).require_usable(steps)
+    require_usable(Optimizer(**settings | {"warm_up": settings["warm_up"] - 1}), steps)
 
 
 # ---- where it is shown

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from istmpi.cli.commands.settings import command
+from istmpi.cli.commands.settings import command, markdown, schema
 from istmpi.config import SHIPPED, Run, every_setting, shipped
 from istmpi.errors import ConfigError
 from istmpi.foreign import read_toml
 from istmpi.methods import METHODS
 from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.names import NETWORKS
-from istmpi.report.settings import markdown, schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from labels_oracle import naive_scores, write
 
-from istmpi.data.files.decoder import Notes
+from istmpi.data.decoder import Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.labels import read_labels
 from istmpi.data.prepare import prepare

@@ -23,7 +23,7 @@ def under_all(program, ranks=3):
 
 def wait_for(requests):
     for request in requests:
-        request.Wait()
+        request.wait()
 
 
 def bytes_of(*values):
@@ -50,7 +50,7 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
                 for tag in (7, 8):
                     while mpi.iprobe(source=source, tag=tag):
                         message = np.zeros(3, np.uint8)
-                        mpi.Irecv([message, BYTE], source, tag).Wait()
+                        mpi.Irecv([message, BYTE], source, tag).wait()
                         arrived.append(tuple(message.tolist()))
         return arrived
 
@@ -84,8 +84,6 @@ def test_collective_calls_hand_over_what_mpi_says():
         )
         root = np.full(3, rank, np.int32)
         comm.broadcast(root, 1)
-        theirs = np.zeros(2)
-        comm.exchange(size - 1 - rank, np.full(2, float(rank)), theirs)
         with comm.among([2, 0]) as some:
             among = some and (some.rank, some.allgather(rank))
         with comm.on_this_host() as local:
@@ -94,7 +92,6 @@ def test_collective_calls_hand_over_what_mpi_says():
             into.tolist(),
             comm.allgatherv(np.arange(rank + 1), [1, 2, 3]).tolist(),
             root.tolist(),
-            theirs.tolist(),
             comm.allgather({"rank": rank}),
             comm.gather_to_root((rank, "x")),
             comm.broadcast_from_root([rank]),
@@ -111,7 +108,6 @@ def test_collective_calls_hand_over_what_mpi_says():
                 blocks,
                 [0, 0, 1, 0, 1, 2],
                 [1, 1, 1],
-                [2.0 - rank] * 2,
                 [{"rank": 0}, {"rank": 1}, {"rank": 2}],
                 [(0, "x"), (1, "x"), (2, "x")] if rank == 0 else None,
                 [0],
@@ -236,8 +232,8 @@ def test_messages_of_another_length_are_found():
 
 def test_sends_that_rely_on_room_at_the_receiver_are_found():
     def program(comm):
-        comm.mpi.Isend([bytes_of(1), BYTE], 1 - comm.rank, 0).Wait()
-        comm.mpi.Irecv([np.zeros(1, np.uint8), BYTE], 1 - comm.rank, 0).Wait()
+        comm.mpi.Isend([bytes_of(1), BYTE], 1 - comm.rank, 0).wait()
+        comm.mpi.Irecv([np.zeros(1, np.uint8), BYTE], 1 - comm.rank, 0).wait()
 
     outcomes = [simulate(program, 2, Faults(seed)) for seed in SEEDS]
     stuck = [outcome for outcome in outcomes if isinstance(outcome.ended, SimulationError)]
@@ -248,11 +244,11 @@ def test_memory_that_is_touched_while_it_is_sent_is_found():
     def program(comm):
         values = bytes_of(comm.rank)
         if comm.rank:
-            comm.mpi.Irecv([values, BYTE], 0, 0).Wait()
+            comm.mpi.Irecv([values, BYTE], 0, 0).wait()
             return int(values[0])
         request = comm.mpi.Isend([values, BYTE], 1, 0)
         values[0] = 9
-        request.Wait()
+        request.wait()
 
     assert {results[1] for results in under_all(program, 2)} == {0, 9}
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among, without
+from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among
 
 NAMES = ["w", Slot("w", "velocity"), Slot("w", "start"), "hidden1.bias", Slot("hidden1.bias", "velocity")]
 
@@ -26,7 +26,5 @@ def test_a_name_comes_back_as_what_it_was(name, way):
 
 def test_names_are_told_apart():
     assert weights_among(NAMES) == ["w", "hidden1.bias"]
-    assert without(NAMES, "start") == ["w", "w/velocity", "hidden1.bias", "hidden1.bias/velocity"]
-    assert without(NAMES, "start", "velocity") == weights_among(NAMES)
     assert kinds_of(NAMES) == ("velocity", "start")
     assert {parameter_of(name) for name in NAMES} == {"w", "hidden1.bias"}

@@ -10,8 +10,8 @@ from small import small_run
 from istmpi.cli.commands.predict import command as predict_command
 from istmpi.cli.commands.prepare import command as prepare_command
 from istmpi.comm import world
+from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
-from istmpi.data.files.decoder import Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.deploy.scoring import evaluate

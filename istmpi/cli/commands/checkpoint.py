@@ -23,7 +23,7 @@ def command() -> None:
 @as_json
 def ls(folder: str, as_json: bool) -> None:
     """List the checkpoints in FOLDER, a run's or one of checkpoints, oldest first."""
-    from istmpi.checkpoint.summary import entry, files
+    from istmpi.checkpoint.folder import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))
     entries = [each for each in described if each is not None]
@@ -40,8 +40,8 @@ def ls(folder: str, as_json: bool) -> None:
 @as_json
 def show(path: str, as_json: bool) -> None:
     """Show the header, parameters and optimizer state of CKPT."""
+    from istmpi.checkpoint.folder import contents
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.checkpoint.summary import contents
 
     with open_checkpoint(path) as checkpoint:
         inside = contents(checkpoint)
@@ -64,8 +64,8 @@ def show(path: str, as_json: bool) -> None:
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if there is any."""
+    from istmpi.checkpoint.folder import files
     from istmpi.checkpoint.reader import open_checkpoint
-    from istmpi.checkpoint.summary import files
 
     given = {path: files(path) if path.is_dir() else [path] for path in map(Path, paths)}
     listed = {file for path in given for file in given[path] if file != path}

@@ -53,7 +53,7 @@ def command(
     with comm.HangWatch(communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING):
         from istmpi.cli.display import ComparisonDisplay
         from istmpi.data.sources import open_for_training
-        from istmpi.loggers.logged_watch import LoggedWatch
+        from istmpi.loggers.logger import LoggedWatch
         from istmpi.report.comparison import check_targets, compare
         from istmpi.report.curves import read_curves
         from istmpi.training.comparison import Comparison

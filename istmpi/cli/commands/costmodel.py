@@ -105,10 +105,10 @@ def command(
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:
-        from istmpi.report.cost_plots import draw
+        from istmpi.report.plots import draw_costs
 
         try:
-            draw(rows, f"{_title(scenario)}; times on {cluster.name}", Path(plot))
+            draw_costs(rows, f"{_title(scenario)}; times on {cluster.name}", Path(plot))
         except ImportError:
             raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
         say(f"drawn: {plot}", err=True)

@@ -67,7 +67,7 @@ def command(
     else:
         inputs, example = None, options.shape("--shape", shape)
 
-    from istmpi.config.sections import OWN_SETTINGS
+    from istmpi.config.learner import OWN_SETTINGS
     from istmpi.models.architecture import Architecture
     from istmpi.models.arguments import user_network
     from istmpi.models.inspection import examine

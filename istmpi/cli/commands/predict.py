@@ -87,10 +87,10 @@ def command(
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.data.decoder import Notes
     from istmpi.data.dense.predict import read_inputs, true_classes
-    from istmpi.data.files.decoder import Notes
     from istmpi.data.holdout import TestSplit
-    from istmpi.data.sparse.predict import read_rows
+    from istmpi.data.sparse.prepare import read_rows
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
     from istmpi.files import appearing, require_free

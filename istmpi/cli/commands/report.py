@@ -73,7 +73,7 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
     from istmpi.report.html import made, page
 
     try:
-        from istmpi.report.comparison_plots import pictures
+        from istmpi.report.plots import pictures
 
         drawn = pictures(comparison)
     except ImportError:

@@ -100,7 +100,6 @@ def _show(facts: list[dict[str, Any]]) -> None:
 
 
 def _removable(name: str, root: Path) -> Path:
-    """Return a run's folder; ConfigError where it is none, lies outside of the runs' folder, or is in use."""
     folder = root / name if (root / name).is_dir() else Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name}: there is no such folder, here or in {root}. See: istmpi runs du")

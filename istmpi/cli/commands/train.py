@@ -79,7 +79,7 @@ def command(
     folder = home(resolved.output.folder, resolved.name)
     with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
         from istmpi.cli.display import TrainingDisplay
-        from istmpi.loggers.logged_watch import LoggedWatch
+        from istmpi.loggers.logger import LoggedWatch
         from istmpi.training.run import run_training
 
     display = TrainingDisplay(shown) if communicator.rank == 0 else None

@@ -1,7 +1,5 @@
 """FILE.py:function of the user's, which returns map-style data sets; torch is imported where it is called."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Mapping
@@ -30,7 +28,6 @@ def is_function(source: str) -> bool:
 
 
 def takes_rank(source: str) -> bool:
-    """Say whether the function is told its rank, so that each rank has data of its own."""
     return "rank" in _takes(loaded("--data", source, "function")[1])
 
 
@@ -55,7 +52,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
     if test.is_drawn(source, "test" in splits):
         whole, name = splits["train"], f"{source}: test"
         train, held = test.divided(len(whole))
-        splits |= {"train": replace(whole, rows=train), "test": replace(whole, rows=held, name=name)}
+        splits |= {"train": replace(whole, chosen=train), "test": replace(whole, chosen=held, name=name)}
     splits["train"].ahead = ahead
     batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
     (first, *others), target = batch.inputs, None if isinstance(batch.targets, Mapping) else batch.targets[1]
@@ -98,10 +95,9 @@ def _takes(function: Any) -> set[str]:
 
 
 def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[str, Any]:
-    """Return the data sets of a function by the names of their splits; DataError for anything else."""
     from torch.utils.data import IterableDataset
 
-    from istmpi.data.callable.drawing import drawing
+    from istmpi.data.callable.split import drawing
 
     given, takes = {"rank": rank, "ranks": ranks_here()}, _takes(function)
     try:
@@ -133,7 +129,6 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
 
 
 def _arguments(forward: Any) -> Collection[str] | None:
-    """Return the arguments that a forward takes by name; None for all."""
     arguments = inspect.signature(forward).parameters.values() if forward else ()
     if not arguments or any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None

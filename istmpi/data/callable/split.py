@@ -1,22 +1,29 @@
-"""A map-style data set of the user's as a split: examples are read one by one, and collated."""
+"""A map-style data set of the user's as a split: examples are read one by one, and collated.
+
+What an example draws at random is a function of a key. Python's and NumPy's global states are set meanwhile, and
+restored. What torch draws in this thread comes from a generator of its own, for the step in another thread draws from
+the global one.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from istmpi import rng
 from istmpi.code import short
 from istmpi.data.batch import Batch
-from istmpi.data.callable.drawing import drawing
 from istmpi.data.dataset import Split
-from istmpi.data.holdout import divided
 from istmpi.errors import DataError
 from istmpi.trees import Named, tensors_of
 
@@ -30,7 +37,6 @@ class OwnSplit(Split):
 
     dataset: Any
     name: str
-    """The source and the split, for messages."""
     collate: Callable[[list[Any]], Any]
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""
@@ -39,8 +45,7 @@ class OwnSplit(Split):
     shape: tuple[int, ...] = ()
     """The shape of an example as a network gets it, where not ``whole``."""
     classes: int = 0
-    rows: np.ndarray | None = None
-    """The numbers in the data set of this split's examples; None for all."""
+    chosen: np.ndarray | None = None
     ahead: int = 0
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -61,8 +66,7 @@ class OwnSplit(Split):
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
-        """Return the examples as ``collate`` makes a batch of them."""
-        rows = np.asarray(indices if self.rows is None else self.rows[indices]).tolist()
+        rows = np.asarray(self.places(indices)).tolist()
         items, key = [], key or 0
         with drawing() as seed:
             for row in rows:
@@ -89,7 +93,7 @@ class OwnSplit(Split):
         return True
 
     def __len__(self) -> int:
-        return len(self.dataset if self.rows is None else self.rows)
+        return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
         """Return the classes, for which all examples are read; zeros where there are none."""
@@ -102,10 +106,6 @@ class OwnSplit(Split):
 
     def reshaped(self, shape: tuple[int, ...]) -> OwnSplit:
         return replace(self, shape=shape)
-
-    def divided(self, fraction: float, seed: int) -> tuple[OwnSplit, OwnSplit]:
-        train, held = divided(len(self), fraction, seed)
-        return replace(self, rows=train), replace(self, rows=held)
 
     @cached_property
     def _sample(self) -> list[Batch]:
@@ -122,8 +122,49 @@ class OwnSplit(Split):
 
 
 def checksum_of(tree: Any) -> int:
-    """Return a checksum of the tensors of a tree; 0 where there are none."""
     checksum = 0
     for tensor in (tensor for tensor in tensors_of(tree) if not tensor.is_meta):
         checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
     return checksum
+
+
+_ONE_AT_A_TIME = threading.RLock()
+_DRAWS = {
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "bernoulli_", "cauchy_"),
+    *("exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
+}
+_LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
+
+
+class _FromGenerator(TorchFunctionMode):
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, function: Callable, types: Any, inputs: Any = (), named: Any = None) -> Any:
+        name, named = function.__name__, dict(named or {})
+        if name in _LIKE:  # it takes no generator in torch before 2.10
+            function, inputs, named = _LIKE[name], (inputs[0].shape,), {"dtype": inputs[0].dtype, **named}
+        if name in _DRAWS or name in _LIKE:
+            named.setdefault("generator", self._generator)
+        return function(*inputs, **named)
+
+
+@contextmanager
+def drawing() -> Iterator[Callable[[int], None]]:
+    """A context for one thread at a time; its value is a function that takes the key of what is read next."""
+    generator = torch.Generator()
+
+    def seed(key: int) -> None:
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        generator.manual_seed(key >> 1)
+
+    with _ONE_AT_A_TIME:
+        before = random.getstate(), np.random.get_state()
+        try:
+            with _FromGenerator(generator):
+                yield seed
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

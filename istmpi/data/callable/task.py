@@ -3,8 +3,6 @@
 They stand on the network's class or else in the data's file; beside a score ``score_name`` and ``higher_is_better``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -65,13 +63,14 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
     (loss, _), (score, holder) = functions.get("loss", (None, None)), functions.get("score", (None, None))
     if not loss:
         kind = kind_of(target)
-        if kind not in _BY_TARGET:
+        if kind not in ("integer", "float"):
             raise ConfigError(
                 f"{source} has targets of {kind}; only integers and floats have a default loss. Write "
                 "loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
             )
-        holder = holder or _BY_TARGET[kind]
-        loss = _checked(f"{source}: the loss of {kind} targets", _BY_TARGET[kind].loss)
+        default = _Integers if kind == "integer" else _Floats
+        holder = holder or default
+        loss = _checked(f"{source}: the loss of {kind} targets", default.loss)
         score = score or _checked(f"{source}: the score of {kind} targets", holder.score)
     name = getattr(holder, "score_name", "score" if score else "loss")
     higher = getattr(holder, "higher_is_better", bool(score) and higher_is_better(name))
@@ -119,6 +118,3 @@ class _Floats:
     @staticmethod
     def score(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         return (outputs - batch[1].reshape(outputs.shape)).abs().mean()
-
-
-_BY_TARGET = {"integer": _Integers, "float": _Floats}

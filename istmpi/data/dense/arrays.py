@@ -1,33 +1,28 @@
-"""NumPy arrays: one .npz, or .npy files side by side."""
+"""Arrays: one .npz, or .npy files side by side; and the MNIST family in LeCun's idx format, plain or gzipped."""
 
 import os
+import re
 import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterable
 from math import prod
 from typing import BinaryIO
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import SPLITS, WORDS
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Notes, first_of
+from istmpi.data.decoder import Decoder, Notes, first_of
+from istmpi.data.dense.split import material_of
 from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import printable, reading
+from istmpi.tasks import CLASSIFICATION
 from istmpi.units import counted
 
 CHANNELS = ("first", "last")
-_ERRORS = (
-    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError, KeyError, struct.error),
-    *(zlib.error, TypeError, SyntaxError, tokenize.TokenError, AttributeError, IndexError),
-)
-
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -90,7 +85,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``."""
-    with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", *_ERRORS):
+    with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", Exception):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}
         file.seek(0)
@@ -105,7 +100,6 @@ def array_names(what: str, split: str) -> list[str]:
 
 
 def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit) -> dict[str, np.ndarray]:
-    """Return arrays with the test split that a run holds out, of each class where there are classes."""
     by_name = {name.lower(): name for name in arrays}
     if not test.is_drawn(source, any(name in by_name for name in array_names("x", "test"))):
         return arrays
@@ -157,7 +151,6 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
 
 
 def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
-    """Return the convention on the scale of features: bytes, or floats."""
     dtypes = {*dtypes}
     if dtypes == {np.dtype(np.uint8)}:
         return {"type": "bytes"}
@@ -175,3 +168,64 @@ def _map(file: BinaryIO) -> np.ndarray:
     if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+_IDX_FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]-ubyte(?:\.gz)?")
+
+
+def read_idx(archive: Archive, decoder: Decoder) -> Material:
+    """Images [1, height, width] uint8, normalised by one mean and deviation.
+
+    Files are named as MNIST's, with t10k or test, and perhaps a name before or ".gz" behind.
+    """
+    files, x, raw = _find_idx(archive), {}, {}
+    for split in ("train", "test"):
+        images, labels = files[split, "images"], files[split, "labels"]
+        x[split], raw[split] = _idx_array(archive, images, axes=3)[:, np.newaxis], _idx_array(archive, labels, axes=1)
+        if len(raw[split]) != len(x[split]) or len(raw[split]) == 0:
+            raise DataError(
+                f"{images} has {len(x[split])} images, but {labels} has {len(raw[split])} labels; the numbers "
+                "must be equal, and at least 1. Download them again."
+            )
+    shape = x["train"].shape[1:]
+    if x["test"].shape[1:] != shape:
+        raise DataError(f"{archive.path}: images are {shape[1:]} in train and {x['test'].shape[2:]} in test.")
+    names = (f"{' and '.join(files[split, what] for what in ('images', 'labels'))}: {split}" for split in x)
+    decoder.notes.assume(f"splits from file names: {', '.join(names)}")
+    _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
+    splits = {split: (x[split], labels[split]) for split in x}
+    return material_of("idx", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
+
+
+def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
+    files: dict[tuple[str, str], str] = {}
+    for name in archive.names:
+        if match := _IDX_FILE.fullmatch(name):
+            key = "train" if match[1] == "train" else "test", match[2]
+            if key in files:
+                raise DataError(f"{archive.path} has both {files[key]} and {name}; keep one data set per folder.")
+            files[key] = name
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        prefix, what, _ = name.split("-")
+        if (prefix.replace("t10k", "test"), what) not in files:
+            raise DataError(f"{archive.path} has no {name}-ubyte[.gz]; idx needs all four files.")
+    return files
+
+
+def _idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
+    with archive.stream(name) as stream:
+        header = stream.read(4 + 4 * axes)
+        if len(header) < 4 + 4 * axes or struct.unpack(">HBB", header[:4]) != (0, 8, axes):
+            raise DataError(
+                f"{name} is not an idx file of unsigned bytes with {axes} axes (it starts {header[:4].hex(' ')})."
+            )
+        lengths = struct.unpack(f">{axes}I", header[4:])
+        if 0 in lengths[1:]:
+            raise DataError(
+                f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; at least one is required."
+            )
+        content = stream.read(prod(lengths) + 1)
+    if len(content) != prod(lengths):
+        few = "fewer" if len(content) < prod(lengths) else "more"
+        raise DataError(f"{name} has {few} bytes than the {prod(lengths):,} that its header states. Download it again.")
+    return np.frombuffer(content, np.uint8).reshape(lengths)

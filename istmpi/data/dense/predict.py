@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
+from istmpi.data.decoder import BadFileError, Notes
 from istmpi.data.dense import speech, tables
 from istmpi.data.dense.arrays import array_names, convention_of, load_arrays, with_test_drawn
-from istmpi.data.dense.file import rows_per_block
+from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Notes
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.data.images import prepare as images
@@ -56,10 +56,9 @@ def read_inputs(
     name = path.name.lower()
     if source == "digits" or is_function(source):
         blocks = _of_dataset(open_dataset(source, test=test), source, shape, split)
-    elif not path.exists():
-        raise DataError(f"{path} does not exist. Give a file or a folder to predict.")
     elif not (path.is_file() or path.is_dir()):
-        raise DataError(f"{path} is {kind_of(path)}. Give a file or a folder to predict.")
+        what = f"is {kind_of(path)}" if path.exists() else "does not exist"
+        raise DataError(f"{path} {what}. Give a file or a folder to predict.")
     elif name.endswith(SUFFIXES):
         data = open_prepared(path)
         if differences := other_reading(data.reading, reading):
@@ -90,7 +89,6 @@ def read_inputs(
 
 
 def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | None:
-    """Return the classes of the examples of `read_inputs`, in their order, where the data tell them."""
     if source.lower().endswith(".npz"):
         arrays, *names = _arrays_of(Path(source), split, test)
         x, y = (arrays.get(name, np.empty(0)) for name in names)
@@ -120,8 +118,7 @@ def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) 
     if split not in data.splits:
         raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
     rows = data.normalised_by(None).reshaped((data.features,)).splits[split]
-    step = rows_per_block(data.features)
-    for start in range(0, len(rows), step):
+    for start in range(0, len(rows), step := rows_per_block(data.features)):
         x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()
         yield None, x if data.offset is None else x + data.offset
 
@@ -144,9 +141,7 @@ def _of_array(
     if x.ndim > 0 and same_form(x.shape, shape):
         x = x[np.newaxis]
     _require_form(str(path), x.shape[1:], shape)
-    step = rows_per_block(prod(shape))
-    for start in range(0, len(x), step):
-        yield None, np.asarray(x[start : start + step]).reshape(-1, prod(shape))
+    return _in_blocks(x, prod(shape))
 
 
 def _of_table(
@@ -178,9 +173,12 @@ def _of_table(
             f"{path}: a row has {width} numbers; the network takes {prod(shape)}. Skip the column of labels "
             "with --label; --delimiter sets the delimiter."
         )
-    step = rows_per_block(prod(shape))
-    for start in range(0, len(table.x), step):
-        yield None, table.x[start : start + step]
+    return _in_blocks(table.x, width)
+
+
+def _in_blocks(x: np.ndarray, width: int) -> Iterator[tuple[None, np.ndarray]]:
+    for start in range(0, len(x), step := rows_per_block(width)):
+        yield None, np.asarray(x[start : start + step]).reshape(-1, width)
 
 
 def _of_files(

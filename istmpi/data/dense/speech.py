@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import (
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import (
     BadFileError,
     Decoder,
     Example,
@@ -23,6 +22,7 @@ from istmpi.data.files.decoder import (
     class_folders,
     common_folder,
 )
+from istmpi.data.dense.split import material_of
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
@@ -35,7 +35,6 @@ LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 RATES = 1_000, 768_000
 """Samples a second."""
 MOST_SAMPLES = 2**26
-"""An hour at 16 kHz has 57.6 million."""
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 LEAST_OFFSET = 0.01
@@ -100,7 +99,6 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
 
 
 def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from a recording's name and content to its features ``[1, BANDS, FRAMES]``."""
     soundfile = optional("soundfile", "soundfile", "recordings")
     first: tuple[str, int] | None = None
 

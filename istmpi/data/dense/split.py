@@ -1,19 +1,22 @@
-"""Examples that are rows of numbers: one input, float32, normalised as it is read."""
+"""Examples that are rows of numbers: one input, float32, normalised as it is read; and their way into a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Split, checksum_of, sample_of
-from istmpi.data.holdout import divided
-from istmpi.data.moments import Normalisation
+from istmpi.data.dataset import Split, checksum_of, require_finite, sample_of
+from istmpi.data.moments import Extent, Moments, Normalisation
+from istmpi.data.writer import Material, Rows
+from istmpi.hdf5 import names_array
+from istmpi.tasks import TASKS
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
 
@@ -35,7 +38,6 @@ class DenseSplit(Split):
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation with which batches have ``y``."""
     chosen: np.ndarray | None = None
-    """The rows of ``x`` that its examples are, one for each row of ``y``."""
     offset: np.ndarray | None = None
     """``[features]`` float64 that ``x`` is less than in the data."""
     shift: np.ndarray | None = None
@@ -46,14 +48,13 @@ class DenseSplit(Split):
         self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
         self.shape = tuple(self.shape) or self.x.shape[1:]
         self.input_shape = tuple(self.input_shape) or self.read_shape
-        rows = self.x if self.chosen is None else self.chosen
-        assert self.x.ndim == 2 and len(rows) == len(self.y), (self.x.shape, self.y.shape)
+        assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
         assert prod(self.shape) == self.x.shape[1], (self.shape, self.x.shape)
         assert prod(self.read_shape) == prod(self.input_shape), (self.read_shape, self.input_shape)
         assert (self.mean is None) == (self.std is None)
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self.y if self.chosen is None else self.chosen)
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ class DenseSplit(Split):
 
         x = self._features_for(indices, key)
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
-        y = self.y.take(indices, axis=0)
+        y = self.y.take(self.places(indices), axis=0)
         if self.targets is not None:
             mean, std = self.targets
             y = (y - mean) / std
@@ -75,16 +76,13 @@ class DenseSplit(Split):
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
-        rows = self._rows(indices)
+        return self._normalised(self._taken(indices))
+
+    def _taken(self, indices: np.ndarray) -> np.ndarray:
+        rows = self.places(indices)
         if self.guard is not None:
             self.guard(rows)
-        return self._read(rows)
-
-    def _rows(self, indices: np.ndarray) -> np.ndarray:
-        return indices if self.chosen is None else self.chosen[indices]
-
-    def _read(self, indices: np.ndarray) -> np.ndarray:
-        return self._normalised(self.x.take(indices, axis=0))
+        return self.x.take(rows, axis=0)
 
     def _normalised(self, x: np.ndarray) -> np.ndarray:
         if self.shift is not None:
@@ -96,12 +94,10 @@ class DenseSplit(Split):
         return x
 
     def labels(self) -> np.ndarray:
-        return self.y
+        return self.y if self.chosen is None else self.y[self.chosen]
 
-    def divided(self, fraction: float, seed: int) -> tuple[DenseSplit, DenseSplit]:
-        parts = divided(len(self), fraction, seed, self.y if self.y.ndim == 1 else None)
-        train, validation = (replace(self, y=self.y[part], chosen=self._rows(part)) for part in parts)
-        return train, validation
+    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        return super().divided(fraction, seed, self.labels() if self.y.ndim == 1 else None)
 
     def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
         if normalisation is None:
@@ -128,10 +124,62 @@ class DenseSplit(Split):
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
-        return checksum_of(rows, lambda part: [self._read(self._rows(part))], max(2**20 // row_bytes, 1))
+        read = replace(self, guard=None).features
+        return checksum_of(rows, lambda part: [read(part)], max(2**20 // row_bytes, 1))
 
 
 def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
     if there is None and here is None or np.array_equal(there, here):
         return None
     return (0 if there is None else there) - (0 if here is None else here)
+
+
+FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
+BLOCK = 2**20
+"""Features of a block, about."""
+
+
+def material_of(
+    kind: str,
+    source: str,
+    task: str,
+    splits: Mapping[str, tuple[Any, np.ndarray]],
+    classes: tuple[str, ...] | None,
+    dtype: np.dtype,
+    groups: int,
+    skipped: Sequence[str] = (),
+    output_names: tuple[str, ...] | None = None,
+) -> Material:
+    """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
+
+    ``dtype`` is that of x in the file; ``groups`` are the means and deviations that normalise it. DataError for
+    features that are not finite, or too close together for float32.
+    """
+    shape = splits["train"][0].shape[1:]
+    features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
+    outputs = len(classes) if classes is not None else splits["train"][1].shape[1]
+    moments, extent, step = Moments(features), Extent(groups), rows_per_block(features)
+    names, counts = {"classes": classes, "outputs": output_names}, {}
+    datasets = {path: names_array(values) for path, values in names.items() if values is not None}
+    for split, (x, y) in splits.items():
+        counts[split] = len(y)
+        for start in range(0, len(y), step):
+            rows = np.asarray(x[start : start + step]).reshape(-1, features)
+            require_finite(rows, f"{split} example", source, start)
+            if split == "train":
+                extent.add(rows)
+                moments.add(np.ascontiguousarray(rows, dtype))
+        datasets[f"{split}/x"] = Rows(x, dtype)
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, "<i8" if goal.one_class else FLOATS if numbers else BYTES)
+    extent.require_apart("feature", source)
+    if numbers:
+        extent = Extent(outputs)
+        extent.add(splits["train"][1])
+        extent.require_apart("output", source)
+    mean, std, _ = moments.normalisation(groups)
+    datasets |= {"normalisation/mean": mean, "normalisation/std": std}
+    return Material(kind, source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
+
+
+def rows_per_block(features: int) -> int:
+    return max(1, BLOCK // features)

@@ -9,10 +9,10 @@ from itertools import chain, islice
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import SPLITS
-from istmpi.data.dense.file import material_of, rows_per_block
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Notes, first_of, split_of
+from istmpi.data.decoder import Decoder, Notes, first_of, split_of
+from istmpi.data.dense.split import material_of, rows_per_block
 from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
@@ -35,7 +35,6 @@ class Table:
     names: list[str] | None
     name_of_label: str | None
     x: np.ndarray
-    """``[n, features]`` float64."""
     labels: list[str]
 
 
@@ -166,8 +165,7 @@ def read_table(
             header = _is_header(name, [first[column] for column in columns])
             what = f"a header: {first_of(first, _NAMED)}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
-        x, labels = [np.zeros((0, len(columns)))], []
-        examples = _examples(name, chain(opening[header:], rows), len(first))
+        x, labels, examples = [np.zeros((0, len(columns)))], [], chain(opening[header:], rows)
         while numbered := list(islice(examples, rows_per_block(max(len(first), 1)))):
             x.append(_numbers(name, numbered, columns, bool(header)))
             for number, row in numbered if label is not None else ():
@@ -231,22 +229,20 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
     )
 
 
-def _examples(name: str, rows: Iterator[_Row], columns: int) -> Iterator[_Row]:
-    for line, row in rows:
-        if len(row) != columns:
-            raise DataError(
-                f"{name}, line {line}: {len(row)} columns, but line 1 has {columns}. A delimiter at the end "
-                "of a line starts another column."
-            )
-        yield line, row
-
-
 def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
-    cure = "Write it as plain UTF-8 text."
+    """Yield the rows that are not blank; all have as many fields as the first."""
+    cure, columns = "Write it as plain UTF-8 text.", 0
     with reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError), archive.stream(name) as stream:
         text = (line.decode("utf-8") for line in stream.lines())
         reader = csv.reader(text, delimiter=character_of(delimiter), skipinitialspace=True, strict=True)
-        yield from ((reader.line_num, row) for row in reader if any(map(str.strip, row)))
+        for row in (row for row in reader if any(map(str.strip, row))):
+            columns = columns or len(row)
+            if len(row) != columns:
+                raise DataError(
+                    f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has {columns}. A delimiter at the "
+                    "end of a line starts another column."
+                )
+            yield reader.line_num, row
 
 
 def _place_of(name: str, first: list[str], label: str) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import WORDS
 from istmpi.data.dense.arrays import load_arrays
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.pickles import read_pickle
+from istmpi.data.pickles import read_pickle
 from istmpi.errors import DataError
 from istmpi.foreign import reading, whole_number
 
@@ -149,7 +149,6 @@ def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarr
 
 
 def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
-    """Return compressed sparse rows as a float32 matrix; repeated elements are added."""
     rows, columns, values, shape = csr_of(parts, name, where)
     x = np.zeros(shape, np.float32)
     np.add.at(x, (rows, columns), values.astype(np.float32))
@@ -157,7 +156,6 @@ def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
 
 
 def planetoid_name(names: Collection[str]) -> str:
-    """Return the beginning of the names of a set's files, ``FOLDER/ind.NAME.``."""
     return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
 
 
@@ -169,10 +167,7 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
 
     def pickled(part: str, kind: type) -> object:
         with reading(f"{where}{part} is not a Planetoid pickle", again, ValueError):
-            value = read_pickle(files[part])
-            if not isinstance(value, kind):
-                raise ValueError(f"it holds no {kind.__name__}")
-            return value
+            return read_pickle(files[part], kind)
 
     def matrix(part: str) -> np.ndarray:
         parts = pickled(part, dict)
@@ -192,9 +187,10 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
     if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set.")
-    pairs = [(node, heard) for node, heard in pickled("graph", dict).items()]
-    lists = all(type(node) is int and isinstance(heard, list) for node, heard in pairs)
-    if not lists or not all(type(other) is int for _, heard in pairs for other in heard):
+    lists = pickled("graph", dict)
+    edges = [(other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard]
+    ends = {type(end) for edge in edges for end in edge}
+    if ends - {int} or not all(isinstance(heard, list) for heard in lists.values()):
         raise DataError(f"{where}graph is not a dictionary of node lists. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
@@ -202,6 +198,5 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     x[index], labels[index] = tested, tested_classes
     validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
     splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
-    sources = np.array([other for _, heard in pairs for other in heard], np.int64)
-    targets = np.repeat(np.array([node for node, _ in pairs], np.int64), [len(heard) for _, heard in pairs])
+    sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
     return RawGraph(x, True, sources, targets, labels, splits)

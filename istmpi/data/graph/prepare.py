@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import SPLITS, require_finite
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder
+from istmpi.data.decoder import Decoder
 from istmpi.data.graph.arrays import read_raw
 from istmpi.data.graph.split import Graph
 from istmpi.data.holdout import ONE_IN_FIVE, held_out

@@ -48,7 +48,6 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """The pairs of a node and one that it hears from."""
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
@@ -120,8 +119,9 @@ class GraphSplit(Split):
         return super().labels()
 
     def __len__(self) -> int:
-        count = {"full": 1, "neighbours": len(self.nodes)}.get(self.how)
-        return len(self.graph.members) if count is None else count
+        if self.how == "clusters":
+            return len(self.graph.members)
+        return 1 if self.how == "full" else len(self.nodes)
 
     def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
         labels = self.graph.labels[self.nodes]
@@ -130,7 +130,6 @@ class GraphSplit(Split):
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 
     def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
-        """Return the nodes and edges for each example: a mean over some batches."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
         count, nodes, edges = len(self), 0, 0

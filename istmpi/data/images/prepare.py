@@ -1,9 +1,7 @@
 """Images in class folders, or in one of the two layouts of CIFAR (Krizhevsky 2009): binary, or as Python pickles."""
 
 import io
-import struct
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +9,11 @@ from types import ModuleType
 
 import numpy as np
 
-from istmpi.data.dense.file import material_of
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
-from istmpi.data.files.pickles import read_pickle
+from istmpi.data.archive import Archive
+from istmpi.data.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
+from istmpi.data.dense.split import material_of
 from istmpi.data.holdout import ONE_IN_FIVE
+from istmpi.data.pickles import read_pickle
 from istmpi.data.writer import Chosen, Material
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import MEGABYTE, reading, reason
@@ -25,9 +23,6 @@ from istmpi.tasks import CLASSIFICATION
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".pgm", ".ppm")
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
-# Pillow documents no errors, and its readers raise whatever they meet.
-_PILLOW = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError)
-_PILLOW += (MemoryError, struct.error, zlib.error, RuntimeError)
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
@@ -73,11 +68,17 @@ def image_decoder(
 
     def decode(name: str, content: bytes) -> np.ndarray:
         nonlocal like
-        image = _open(pillow, content)
+        with _as_bad_file():
+            image = pillow.open(io.BytesIO(content))
+            if image.width * image.height > MOST_PIXELS:
+                raise BadFileError(f"{image.width}x{image.height} pixels are too many")
+            image.load()
+        if image.mode not in GREY + COLOUR:
+            raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
         modes.add(image.mode)
         if mode == "L" and image.mode not in GREY:
             raise DataError(f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first.")
-        with _as_bad_file(pillow):
+        with _as_bad_file():
             if image.mode != mode:
                 image = image.convert(mode)
             if size:
@@ -98,24 +99,15 @@ def image_decoder(
     return decode
 
 
-def _open(pillow: ModuleType, content: bytes) -> object:
-    with _as_bad_file(pillow):
-        image = pillow.open(io.BytesIO(content))
-        if image.width * image.height > MOST_PIXELS:
-            raise BadFileError(f"{image.width}x{image.height} pixels are too many")
-        image.load()
-    if image.mode not in GREY + COLOUR:
-        raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
-    return image
-
-
 @contextmanager
-def _as_bad_file(pillow: ModuleType) -> Iterator[None]:
+def _as_bad_file() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what it can read in spite of damage, and of sizes that we limit
         try:
             yield
-        except (*_PILLOW, pillow.DecompressionBombError) as error:
+        except BadFileError:
+            raise
+        except Exception as error:  # Pillow documents none, and its readers raise whatever they meet
             raise BadFileError(reason(error)) from error
 
 
@@ -126,29 +118,28 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the files; the bytes of a binary record's labels, the last of them the class, or keys in pickles."""
+    """The files' names, the test file last; the bytes of a binary record's labels, the last of them the class, or keys
+    in pickles."""
 
-    train: tuple[str, ...]
-    test: str
+    batches: tuple[str, ...]
     names: str
     label_bytes: int = 0
     keys: tuple[bytes, bytes] = (b"", b"")
 
 
 LAYOUTS = (
-    Layout(tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", "batches.meta.txt", 1),
-    Layout(("train.bin",), "test.bin", "fine_label_names.txt", 2),
-    Layout(BATCHES, "test_batch", "batches.meta", keys=(b"labels", b"label_names")),
-    Layout(("train",), "test", "meta", keys=(b"fine_labels", b"fine_label_names")),
+    Layout((*(f"{name}.bin" for name in BATCHES), "test_batch.bin"), "batches.meta.txt", 1),
+    Layout(("train.bin", "test.bin"), "fine_label_names.txt", 2),
+    Layout((*BATCHES, "test_batch"), "batches.meta", keys=(b"labels", b"label_names")),
+    Layout(("train", "test"), "meta", keys=(b"fine_labels", b"fine_label_names")),
 )
 
 
 def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
-    """Return the layout of CIFAR whose files are all in one folder, and that folder."""
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
         folder = names[0].removesuffix(layout.names) if names else ""
-        if names and {folder + name for name in (*layout.train, layout.test)} <= {*archive.names}:
+        if names and {folder + name for name in layout.batches} <= {*archive.names}:
             return layout, folder
     return None
 
@@ -156,11 +147,10 @@ def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
 def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
     """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
     layout, folder = place
-    files = dict(archive.read([folder + name for name in (*layout.train, layout.test, layout.names)]))
+    files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
     names = _classes(folder + layout.names, files[folder + layout.names], layout)
-    parts = [_batch(folder + name, files[folder + name], layout, len(names)) for name in (*layout.train, layout.test)]
-    train = tuple(np.concatenate(arrays) for arrays in zip(*parts[:-1]))
-    splits = {"train": train, "test": parts[-1]}
+    *parts, test = (_batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches)
+    splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
     return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 

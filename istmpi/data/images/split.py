@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from istmpi import rng
 from istmpi.code import short
 from istmpi.data.dataset import Dataset
 from istmpi.data.dense.split import DenseSplit
-from istmpi.data.moments import Normalisation
+from istmpi.data.moments import OFFSETS, Normalisation
 from istmpi.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from istmpi.data.hdf5 import Opened, PreparedFile
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarra
     """Return a key's version of images ``[b, channels, height, width]``, as the data have them; each draws its own."""
     import torch
 
-    from istmpi.data.callable.drawing import drawing
+    from istmpi.data.callable.split import drawing
 
     steps, changed = [transform(name) for name in names], np.empty_like(images)
     with drawing() as seed:
@@ -157,11 +160,8 @@ class ImageSplit(DenseSplit):
         return augmentation.applied(images, key) if augmentation else images
 
     def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
-        rows = self._rows(indices)
-        if self.guard is not None:
-            self.guard(rows)
-        images = self.x.take(rows, axis=0).reshape(len(rows), *self.shape)
-        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(rows), -1))
+        images = self._taken(indices).reshape(len(indices), *self.shape)
+        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(indices), -1))
 
 
 def examples_of(
@@ -179,17 +179,31 @@ def examples_of(
     return (ImageSplit if of_images else DenseSplit)(x, y, mean, std, guard, shape, offset=offset)
 
 
+def open_examples(file: PreparedFile) -> Opened:
+    shape, kind = file.shape, file.text("kind")
+    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
+    offset, target_offset = (
+        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
+    )
+    normalisation, splits = Normalisation(mean, std, offset), {}
+    for split in file.splits:
+        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
+        splits[split] = examples_of(kind, shape, x, y, normalisation, guard)
+    facts = {"output_names": file.names("outputs"), "target_offset": target_offset}
+    return splits, normalisation._asdict() | facts
+
+
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
-    name = next(name for name in ("crop", "flip", "cutout", "transforms") if getattr(augmentation, name))
-    train = _require_images(data, f"data.{name} = {getattr(augmentation, name)}")
+    name, value = next((name, value) for name, value in vars(augmentation).items() if value)
+    train = _require_images(data, f"data.{name} = {value}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
-        if getattr(augmentation, name) >= side:
+        if (value := getattr(augmentation, name)) >= side:
             raise ConfigError(
-                f"data.{name} = {getattr(augmentation, name)} must be below the {side} pixels of {data.source}'s "
-                f"images ({' x '.join(map(str, data.shape))})."
+                f"data.{name} = {value} must be below the {side} pixels of {data.source}'s images "
+                f"({' x '.join(map(str, data.shape))})."
             )
     train = replace(train, augmentation=augmentation)
     if augmentation.transforms:

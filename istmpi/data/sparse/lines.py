@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from istmpi.data.files.archive import Stream
+from istmpi.data.archive import Stream
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import DataError
 from istmpi.foreign import number, one_line, whole_number
@@ -31,6 +31,10 @@ class Header(NamedTuple):
     features: int
     labels: int
 
+    @property
+    def says(self) -> str:
+        return f"the header states {self.rows:,} rows"
+
 
 @dataclass
 class Rows:
@@ -44,7 +48,6 @@ class Rows:
     repeated: int
     """Labels that a row had already, which are left out."""
     blank: int
-    """Blank lines behind the first row."""
     blank_rows: int
     """Blank lines that are rows, to match the header's number of rows."""
 
@@ -79,13 +82,13 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
         if once or row_columns:
             filled, inside = filled + 1, len(counts) - filled - 1
             if header and filled > header.rows:
-                raise DataError(f"{where}: {_says(header)}, but there are more. Correct the header.")
+                raise DataError(f"{where}: {header.says}, but there are more. Correct the header.")
     if not filled:
         raise DataError(f"{stream.name}, line {end + 1}: the file is empty. Give a file with rows.")
     blank, missing = len(counts) - filled, header.rows - filled if header else 0
     if missing and not inside <= missing <= blank:
         raise DataError(
-            f"{stream.name}, line {end}: {_says(header)}, but the file ends after {filled:,}, and {blank:,} "
+            f"{stream.name}, line {end}: {header.says}, but the file ends after {filled:,}, and {blank:,} "
             "blank lines. Correct the header, or copy the file again."
         )
     lengths, label_lengths = (np.frombuffer(numbers, np.int32) for numbers in (counts, label_counts))
@@ -96,12 +99,7 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
     return Rows(stream.name, header, features, of_labels, first_line, repeated, blank, missing)
 
 
-def _says(header: Header) -> str:
-    return f"the header states {header.rows:,} rows"
-
-
 def _header_of(where: str, line: bytes) -> Header | None:
-    """Return the header that a first line is; None where it is a row of svmlight."""
     words = line.split()
     if any(b":" in word for word in words):
         return None

@@ -1,23 +1,26 @@
 """Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight (docs/data.md).
 
-All rows are in memory meanwhile: 8 bytes for each value.
+All rows are in memory meanwhile: 8 bytes for each value. Labels of rows to predict are ignored.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from istmpi.data.dataset import WORDS
-from istmpi.data.files.archive import Archive
-from istmpi.data.files.decoder import Decoder, Notes
+from istmpi.data.archive import Archive
+from istmpi.data.dataset import WORDS, other_reading
+from istmpi.data.decoder import Decoder, Notes
+from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.sparse.lines import MOST, Limits, Rows, read_lines
 from istmpi.data.sparse.split import Ragged
-from istmpi.data.writer import Material
+from istmpi.data.writer import SUFFIXES, Material
 from istmpi.errors import ConfigError, DataError
-from istmpi.tasks import MULTI_LABEL
+from istmpi.tasks import MULTI_LABEL, TASKS
 from istmpi.units import counted
 
 COUNTED_FROM = "counted_from"
@@ -41,9 +44,8 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
             masks = {"train": ~test, "test": test}
         return _material(archive, {split: (whole, mask) for split, mask in masks.items()})
     sources = {rows.name: rows for rows in _read(archive, decoder, {*files.values()}, counted_from)}
-    return _material(
-        archive, {split: (sources[name], np.ones(len(sources[name]), bool)) for split, name in files.items()}
-    )
+    parts = {split: sources[name] for split, name in files.items()}
+    return _material(archive, {split: (rows, np.ones(len(rows), bool)) for split, rows in parts.items()})
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -104,17 +106,15 @@ def _sizes(rows: Rows) -> tuple[int, int]:
 
 
 def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Material:
-    """Return the rows ``[rows]`` bool of each split that have a feature and a label."""
     sources = [*{rows.name: rows for rows, _ in parts.values()}.values()]
     for source in sources[1:]:
-        here, first = (_sizes(rows) if rows.header else None for rows in (source, sources[0]))
+        here, first = (
+            "{:,} features and {:,} labels".format(*_sizes(rows)) if rows.header else "no header"
+            for rows in (source, sources[0])
+        )
         if here != first:
-            says = [
-                "no header" if sizes is None else "{:,} features and {:,} labels".format(*sizes)
-                for sizes in (here, first)
-            ]
             raise DataError(
-                f"{source.name}, line 1 states {says[0]}, but {sources[0].name} {says[1]}. Give files that agree."
+                f"{source.name}, line 1 states {here}, but {sources[0].name} {first}. Give files that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
     splits, seen, bare, unlabelled = {}, {}, 0, 0
@@ -145,7 +145,6 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
 
 
 def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray:
-    """Return the rows ``[rows]`` bool that a list names, from 1, in its first column."""
     rows, columns = [], 1
     with archive.stream(name) as stream:
         for line, text in enumerate(stream.lines(), 1):
@@ -197,3 +196,64 @@ def material_of(
     counts = {split: len(rows) for split, (rows, _) in splits.items()}
     of_rows = "xc", source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets
     return Material(*of_rows, facts=facts or {})
+
+
+def read_rows(
+    source: str,
+    features: int,
+    split: str = "test",
+    reading: Mapping[str, Any] = MappingProxyType({COUNTED_FROM: 0}),
+    tell: Callable[[str], None] = lambda message: None,
+) -> Iterator[Ragged]:
+    """Yield the rows of a source, some at a time, for a network that takes so many features.
+
+    A text's header and labels may be missing. With a header its features are counted from 0, else as ``reading`` says.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"{path} is not a file. Give a file of sparse rows to predict.")
+    if path.name.lower().endswith(SUFFIXES):
+        rows, guards = _of_prepared(path, features, split, reading)
+    else:
+        rows, guards = _of_text(path, features, reading, tell), ()
+    for start in range(0, len(rows), STEP):
+        yield rows.take(np.arange(start, min(start + STEP, len(rows))), guards)
+
+
+def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]) -> Ragged:
+    archive, first = Archive(path), reading.get(COUNTED_FROM, 0)
+    if len(archive.names) > 1:
+        raise DataError(f"{path} holds {len(archive.names):,} files. Give a single file of rows.")
+    with archive.stream(archive.names[0]) as stream:
+        read = read_lines(stream, Limits(features, first=first))
+    if read.header:
+        _require(path, read.header.features, features)
+        if first:
+            tell(
+                f"{path} has a header, so its features are counted from 0; the training data had no header and "
+                "were counted from 1"
+            )
+        first = 0
+    elif COUNTED_FROM not in reading:
+        tell(f"features of {path} are counted from 0; the network does not record how its training data were counted")
+    columns, values = read.features.arrays
+    return Ragged(read.features.offsets, (columns - first, values))
+
+
+def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, Any]) -> tuple[Ragged, tuple]:
+    data = open_prepared(path)
+    if not TASKS[data.task].ranks_labels:
+        raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows.")
+    _require(path, data.features, features)
+    if split not in data.splits:
+        raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
+    if differences := other_reading(data.reading, reading):
+        raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
+    return data.splits[split].rows, data.splits[split].guards
+
+
+def _require(source: Path, given: int, features: int) -> None:
+    if given != features:
+        raise DataError(
+            f"{source} has {given:,} features; the network takes {features:,}. Number features as in training."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from istmpi.data.batch import Batch, Labels
 from istmpi.data.dataset import Split, checksum_of, sample_of
-from istmpi.data.holdout import divided
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
@@ -50,18 +49,13 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 @dataclass(eq=False)
 class SparseSplit(Split):
     rows: Ragged
-    """Columns int32 and values float32."""
     targets: Ragged
-    """Labels int32."""
     guards: tuple[Callable[..., None] | None, ...] = ()
     """They learn where rows begin, and how long they are, before they are read."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
-
-    def _places(self, indices: np.ndarray) -> np.ndarray:
-        return indices if self.chosen is None else self.chosen[indices]
 
     def _count(self, lists: Ragged) -> int:
         return int(lists.offsets[-1] if self.chosen is None else np.diff(lists.offsets)[self.chosen].sum())
@@ -74,7 +68,7 @@ class SparseSplit(Split):
         """Return inputs for `torch.nn.EmbeddingBag`: columns, where each row begins ``[b]``, and values."""
         import torch
 
-        places = self._places(indices)
+        places = self.places(indices)
         rows, labels = self.rows.take(places, self.guards), self.targets.take(places)
         columns, values = rows.arrays
         inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
@@ -83,11 +77,6 @@ class SparseSplit(Split):
 
     def __len__(self) -> int:
         return len(self.rows) if self.chosen is None else len(self.chosen)
-
-    def divided(self, fraction: float, seed: int) -> tuple[SparseSplit, SparseSplit]:
-        parts = divided(len(self), fraction, seed)
-        train, validation = (replace(self, chosen=self._places(part)) for part in parts)
-        return train, validation
 
     @property
     def density(self) -> float:
@@ -110,7 +99,7 @@ class SparseSplit(Split):
     def features_checksum(self) -> int:
 
         def read(rows: np.ndarray) -> tuple[np.ndarray, ...]:
-            part = self.rows.take(self._places(rows))
+            part = self.rows.take(self.places(rows))
             return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
 
         return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive, Stream, store
 from istmpi.data.dataset import SPLITS
-from istmpi.data.files.archive import Archive, Stream, store
-from istmpi.data.files.decoder import Decoder, Notes, split_of
+from istmpi.data.decoder import Decoder, Notes, split_of
 from istmpi.data.holdout import ONE_IN_FIVE, held_out
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
@@ -78,7 +78,6 @@ def _split_in(file: str) -> str:
 
 
 def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yield the documents of a .jsonl, a blank line as an empty one."""
     for number, line in enumerate(stream.lines(), start=1):
         where = f"{stream.name}, line {number}"
         if not line.strip():

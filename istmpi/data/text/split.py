@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split
+from istmpi.data.dataset import Dataset, Split, checksum_of
 from istmpi.data.text.tokenizer import Bytes, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
@@ -78,15 +77,11 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of all tokens, or of a sample; the ``guard`` is not asked."""
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
             drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
             starts = np.sort(drawn).astype(np.int64)
-        checksum = 0
-        for start in starts:
-            checksum = zlib.crc32(self.tokens[start : start + SAMPLE_TOKENS].astype("<u4"), checksum)
-        return checksum
+        return checksum_of(starts, lambda part: (self.tokens[at : at + SAMPLE_TOKENS].astype("<u4") for at in part))
 
 
 def windowed(data: Dataset, length: int) -> Dataset:

@@ -35,7 +35,6 @@ class Tokenizer(ABC):
     vocabulary: int
     end: int
     json: str = ""
-    """The file's content; empty for bytes."""
 
     def __str__(self) -> str:
         return f"tokenizer {zlib.crc32(self.json.encode()):08x}" if self.json else BYTES

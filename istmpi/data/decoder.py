@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.data.archive import Archive, store
 from istmpi.data.dataset import SPLITS, WORDS
-from istmpi.data.files.archive import Archive, store
 from istmpi.data.holdout import held_out
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
@@ -32,8 +32,6 @@ class Note:
 
 @dataclass
 class Notes:
-    """The notes of a preparation."""
-
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +62,7 @@ class Example:
     split: str
 
 
-class Decoder:
+class Decoder(ExitStack):
     """Decodes files into examples with bounded memory; a context that owns the scratch files.
 
     Rows go to a nameless file in the folder ``scratch``, because a tar file's order is not that of the names.
@@ -75,13 +73,7 @@ class Decoder:
         self.folder, self.progress, self._max_bad = scratch, progress, max_bad
         self.split = "as in SRC"
         self.notes = Notes()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Decoder":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        super().__init__()
 
     def run(
         self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
@@ -118,10 +110,9 @@ class Decoder:
         return splits, classes, sorted(bad)
 
     def scratch(self) -> int:
-        return self._stack.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
+        return self.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
     def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
-        """Raise DataError where more are bad, each with a reason, than may be."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:3]
@@ -139,7 +130,6 @@ def with_holdout(examples: list[Example]) -> list[Example]:
 
 
 def split_of(name: str) -> str:
-    """Return the split that a name stands for, or an empty text."""
     return _MEANING.get(name.lower(), "")
 
 

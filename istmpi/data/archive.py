@@ -1,28 +1,27 @@
 """A folder, a tar file or a single file as a set of named files, read in sequence and never unpacked."""
 
+import errno
 import gzip
-import lzma
 import os
 import tarfile
 import tempfile
-import zlib
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
 
-from istmpi.errors import DataError, OutputError, kind_of
+from istmpi.errors import DataError, kind_of
+from istmpi.files import writing
 from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
 
 MOST = 256 * MEGABYTE
 LONGEST_LINE = 32 * MEGABYTE
-# As tarfile and the libraries that unpack raise them; the first three where numbers in a header are none.
-_DAMAGE = (ValueError, LookupError, AttributeError, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _DENSEST = 2**20
 """A compressed byte never unpacks to more; a member that claims it would be looked for without end."""
 _AGAIN = "Copy or download it again."
@@ -45,20 +44,18 @@ class Stream:
 
     def lines(self) -> Iterator[bytes]:
         """Yield its lines with their ends, without a byte order mark."""
-        mark = BOM_UTF8
-        while line := self._line():
-            yield line.removeprefix(mark)
+        mark, line = BOM_UTF8, b"\n"
+        while line:
+            with self._named_damage():
+                line = self._file.readline(LONGEST_LINE + 1)
+            if len(line) > LONGEST_LINE:
+                raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
+            if line:
+                yield line.removeprefix(mark)
             mark = b""
 
     def _named_damage(self) -> AbstractContextManager:
-        return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, *_DAMAGE)
-
-    def _line(self) -> bytes:
-        with self._named_damage():
-            line = self._file.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
-        return line
+        return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, Exception)
 
 
 class Archive:
@@ -71,11 +68,9 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
         self.path, self.source, self._scratch = Path(path), str(path), scratch
-        give = "Give a folder, a .tar or .tar.gz, or a file."
-        if not self.path.exists():
-            raise DataError(f"{self.path} does not exist. {give}")
         if not (self.path.is_file() or self.path.is_dir()):
-            raise DataError(f"{self.path} is {kind_of(self.path)}. {give}")
+            what = f"is {kind_of(self.path)}" if self.path.exists() else "does not exist"
+            raise DataError(f"{self.path} {what}. Give a folder, a .tar or .tar.gz, or a file.")
         self._left_out: list[str] = []
         self._read: set[str] = set()
         self._members_of: dict[str, int] | None = None
@@ -90,7 +85,6 @@ class Archive:
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
-        """Yield names and contents of files; DataError for one of more than ``limit`` bytes."""
         for name, file in self._files(names):
             with self._named_damage():
                 content = file.read(limit + 1)
@@ -156,7 +150,7 @@ class Archive:
                 for entry in [*os.scandir(self.path / folder)]:
                     name = folder + entry.name
                     linked = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
-                    again = any(_overlap(real, other) for real in linked for other in above)
+                    again = any(os.path.commonpath(pair) in pair for pair in product(linked, above))
                     if os.path.isfile(entry) and not entry.name.startswith("."):
                         paths[printable(name)] = self.path / name
                     elif os.path.isdir(entry) and not entry.name.startswith(".") and not again:
@@ -197,19 +191,14 @@ class Archive:
                 yield member, tar
                 tar.members.clear()  # tarfile remembers every member; a large archive has millions
 
-    @contextmanager
-    def _named_damage(self) -> Iterator[None]:
-        with reading(f"{self.path} cannot be read", _AGAIN, *_DAMAGE):
-            yield
+    def _named_damage(self) -> AbstractContextManager:
+        return reading(f"{self.path} cannot be read", _AGAIN, Exception)
 
 
 def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
-    try:
-        written = os.pwrite(scratch, content, offset)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}.") from error
-    if written != memoryview(content).nbytes:
-        raise OutputError(f"{folder} cannot be written: the disk is full.")
+    with writing(folder):
+        if os.pwrite(scratch, content, offset) != memoryview(content).nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _open_tar(path: Path) -> tarfile.TarFile:
@@ -223,11 +212,7 @@ def _is_tar(path: Path) -> bool:
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0
-    except (*_DAMAGE, MemoryError, RecursionError, OverflowError):
+    except Exception:  # whatever the libraries that unpack meet in a header
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. {_AGAIN}") from None
         return False
-
-
-def _overlap(folder: str, other: str) -> bool:
-    return os.path.commonpath([folder, other]) in (folder, other)

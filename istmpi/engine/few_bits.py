@@ -1,7 +1,15 @@
-"""The largest of every 4,096 values with their places, perhaps as 2 bits each: SparseLoCo's messages.
+"""Values in few bits: as floats of 4 bits (E3M0), and the largest of every 4,096 with their places.
 
-Each tensor is cut into chunks of 4,096 values by itself; its last chunk may be shorter, and sends in proportion. Of all
-chunks one after the other:
+`Float4`: a sign and three bits of exponent, two values in a byte.
+
+    ceil(n / 1024) float32     the largest magnitude of each block of 1,024 values
+    ceil(n / 2) bytes          codes, the first value in the low half: 8 for minus, and 0 for zero or 1 to 7
+
+A magnitude of code c is the block's largest times 2**(c - 7), so the largest is itself; every value becomes the nearest
+that there is. Coding what was decoded changes nothing. Where a block has a value that is not finite, all become NaN.
+
+`TopK`, for SparseLoCo: each tensor is cut into chunks of 4,096 values by itself; its last chunk may be shorter, and
+sends in proportion. Of all chunks one after the other:
 
     12 bits for each value that is sent: its place in its chunk, rising
     its values as they are; or 2 bits for each, and for each chunk two bfloat16
@@ -12,20 +20,54 @@ bits say which, and the sign. Each kind fills whole bytes, lowest bits first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 
-from istmpi.engine.packed_sizes import CHUNK, top_k_entries
+from istmpi.engine.packed_sizes import BLOCK, CHUNK, float4_bytes, top_k_entries
+
+_LEVELS = 7
+_LEAST = 2.0**-_LEVELS
+"""Half of the least magnitude that there is, relative to the block's largest; smaller values become zero."""
+_MAGNITUDES = torch.tensor([0.0, *(2.0**-power for power in reversed(range(_LEVELS)))])
+_FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
+
+
+class Float4:
+    """A codec (`istmpi.comm.codec.Codec`) that rounds nothing at random."""
+
+    def nbytes(self, elements: int) -> int:
+        return float4_bytes(elements)
+
+    def encode(self, values: np.ndarray, key: int = 0) -> np.ndarray:
+        count = len(values)
+        blocked = torch.zeros(-(-count // BLOCK), BLOCK)
+        blocked.view(-1)[:count] = torch.from_numpy(values)
+        largest = blocked.abs().amax(1)
+        relative = (blocked.abs() / largest[:, None]).nan_to_num_(0.0)
+        mantissa, exponent = torch.frexp(relative)
+        codes = (exponent + (mantissa >= 0.75) + (_LEVELS - 1)).clamp_(1, _LEVELS).to(torch.uint8)
+        codes = torch.where(relative >= _LEAST, codes | (blocked < 0).to(torch.uint8) << 3, 0).view(-1)
+        codes = codes[: count + count % 2]
+        return torch.cat([largest.view(torch.uint8), codes[0::2] | codes[1::2] << 4]).numpy()
+
+    def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        scales = 4 * -(-elements // BLOCK)
+        largest = torch.from_numpy(coded[:scales].copy().view(np.float32))
+        pairs = torch.from_numpy(coded[scales:])
+        codes = torch.stack([pairs & 15, pairs >> 4], 1).view(-1)[:elements]
+        return (_FACTORS[codes.long()] * largest.repeat_interleave(BLOCK)[:elements]).numpy()
+
 
 _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec for the ``top`` largest of every 4,096 values; tensors have these numbers of elements.
+    """A codec for the ``top`` largest of every 4,096 values of flat tensors; ``sizes``: their numbers of elements.
 
-    As `istmpi.comm.codec.Codec`, but it takes tensors one by one and decodes to places and values; its bytes are
-    `istmpi.engine.packed_sizes.top_k_bytes`.
+    Its bytes are `istmpi.engine.packed_sizes.top_k_bytes`.
     """
 
     top: int
@@ -34,13 +76,11 @@ class TopK:
 
     @property
     def kept(self) -> list[int]:
-        """The number of values that each chunk sends."""
         return [
             -(-self.top * min(CHUNK, size - start) // CHUNK) for size in self.sizes for start in range(0, size, CHUNK)
         ]
 
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return flat tensors as bytes."""
         places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
         sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
         if not self.two_bits:
@@ -50,9 +90,10 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return places among all values, one tensor's behind the other's, and the values there."""
+        """Places among all values, one tensor's behind the other's, and the values there."""
         kept = torch.tensor(self.kept)
-        starts = [first + start for first, size in self._placed() for start in range(0, size, CHUNK)]
+        firsts = accumulate(self.sizes, initial=0)
+        starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
         entries = top_k_entries(self.top, self.sizes)
         split = -(-3 * entries // 2)
         places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(kept)
@@ -64,11 +105,8 @@ class TopK:
         magnitudes = torch.where(codes & 1 > 0, levels[:, 1], levels[:, 0])
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
-    def _placed(self) -> list[tuple[int, int]]:
-        return [(sum(self.sizes[:number]), size) for number, size in enumerate(self.sizes)]
-
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return places and values of whole chunks, and of the rest: ``[chunk, value]``."""
+        """Places and values of whole chunks, and of the rest: ``[chunk, value]``."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -84,7 +122,7 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes of values ``[chunk, value]``, and the two levels of each chunk."""
+    """Codes of values ``[chunk, value]``, and the two levels of each chunk."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

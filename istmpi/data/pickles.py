@@ -17,17 +17,20 @@ class PickleError(ValueError):
     """A pickle that is damaged, or holds something else than plain values and arrays."""
 
 
-def read_pickle(content: bytes) -> object:
-    """Return the pickled value: plain ones, and arrays of numbers; PickleError for all else.
+def read_pickle(content: bytes, kind: type = object) -> object:
+    """Return the pickled value of a kind: plain ones, and arrays of numbers; PickleError for all else.
 
     Text of Python 2 comes as bytes, a CSR matrix as a dictionary of its arrays.
     """
     try:
-        return _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
+        value = _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
+    except PickleError:
+        raise
     except Exception as error:  # damage shows as anything
-        raise (
-            error if isinstance(error, PickleError) else PickleError(f"it is damaged ({reason(error)[:80]})")
-        ) from error
+        raise PickleError(f"it is damaged ({reason(error)[:80]})") from error
+    if not isinstance(value, kind):
+        raise PickleError(f"it holds no {kind.__name__}")
+    return value
 
 
 class _Array:

@@ -1,0 +1,125 @@
+"""The arguments of `istmpi.Distributed`, and the settings of the run that they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from istmpi.config import Run
+from istmpi.data.callable.source import is_function
+from istmpi.errors import ConfigError, IstmpiError, did_you_mean
+from istmpi.methods import spec_of
+from istmpi.methods.optimizers import PROGRAM
+from istmpi.methods.own_optimizer import OwnOptimizer
+from istmpi.models.source import class_name
+from istmpi.settings import types_of
+from istmpi.trees import Named, tensors_of
+
+SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
+"""The sections whose settings are arguments."""
+PARTS = {
+    "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
+    "model": ("dtype", "scale", "init"),
+}
+"""The only settings of some sections that are arguments."""
+
+
+IN_PYTHON = {
+    r"--out (\S+?):": r"folder = \1:",
+    r"--resume auto": "resume='auto'",
+    r"--resume (\S+?):": r"resume = \1:",
+    r"--method (\S+?)([ ;.,)]|$)": r'method="\1"\2',
+    r"--set (?:model|method|optimizer|train)\.(\w+)=": r"\1=",
+    r"a new --out": "a new folder",
+}
+"""Options of the command line in messages, and the arguments that a program has for them."""
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Errors that are raised within name arguments of a program in place of options."""
+    try:
+        yield
+    except IstmpiError as error:
+        text = str(error)
+        for option, argument in IN_PYTHON.items():
+            text = re.sub(option, argument, text)
+        error.args = (text,)
+        raise
+
+
+def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that arguments mean, by their dotted names; ConfigError for unknown ones."""
+    places = dict(_settings())
+    for name, value in given.items():
+        if name not in places:
+            raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
+        yield places[name], value
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    """Yield arguments with their settings; of two sections with one, the first has the bare name."""
+    for section in reversed(SECTIONS):
+        for name in PARTS.get(section) or types_of(types_of(Run)[section]):
+            if name not in ("name", "state"):
+                yield name, f"{section}.{name}"
+                yield f"{section}_{name}", f"{section}.{name}"
+    yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
+
+
+def inputs_of(example: Any) -> tuple[Any, ...]:
+    """Return an example as a batch's inputs; ConfigError where it has no tensor."""
+    if isinstance(example, Mapping):
+        inputs: tuple[Any, ...] = (Named(example),)
+    else:
+        inputs = example if type(example) is tuple else (example,)
+    if next(tensors_of(inputs), None) is None:
+        raise ConfigError(f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them.")
+    return inputs
+
+
+def run_of(
+    network: type[nn.Module],
+    arguments: Mapping[str, Any],
+    method: str,
+    optimizer: str | OwnOptimizer,
+    batch: int,
+    settings: Mapping[str, Any],
+) -> Run:
+    """Return the run of a network's class with these arguments of its constructor; ConfigError where there is none."""
+    if not isinstance(network, type):
+        raise ConfigError(
+            f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
+            f"arguments."
+        )
+    made, settings = isinstance(optimizer, OwnOptimizer), dict(settings)
+    if callable(init := settings.get("init") or ""):
+        settings["init"] = f"{init.__module__}:{init.__qualname__}"
+    elif init and not (Path(init).exists() or is_function(init)):
+        raise ConfigError(f"init = {init!r} does not exist.")
+    chosen = dict(dotted({"method": method, "optimizer": PROGRAM if made else optimizer, **settings}))
+    if made:
+        optimizer.require_no_others(chosen)
+        chosen["optimizer.state"] = [*optimizer.spec.slots, *["step"] * optimizer.spec.counts_steps]
+        chosen |= {f"optimizer.{name}": value for name, value in optimizer.rates.items()}
+    # Initial values are the constructor's, but for a network that no rank may hold.
+    chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
+    name = class_name(network)
+    for argument in ("name", "dtype", "scale", "init"):
+        if argument in arguments:
+            raise ConfigError(
+                f"{name}: its argument {argument} has the name of istmpi's setting model.{argument}. Rename it."
+            )
+    model = {f"model.{key}": value for key, value in arguments.items()}
+    base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch}
+    run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
+    if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
+        optimizer.spec.kept_slots()
+    if run.model.scale == "fitted":
+        raise ConfigError("scale = 'fitted' needs a run's loss, which a program does not have. Leave it out.")
+    return run

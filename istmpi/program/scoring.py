@@ -1,0 +1,123 @@
+"""The full network scored by a function of the user's, and calibrated by what that passes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi import rng
+from istmpi.data.callable.split import drawing
+from istmpi.errors import ConfigError, DivergedError
+from istmpi.program.round import require_on
+from istmpi.program.streams import examples_in, own_batches
+from istmpi.training.loop import Training
+
+HOST = torch.device("cpu")
+ScoreOf = Callable[[nn.Module, Any], Any]
+
+
+class Scoring:
+    """Means of scores of a training's full network; remembers the last loader to calibrate on. Collective."""
+
+    def __init__(self, training: Training, guard: Callable[[nn.Module, Callable[..., None]], None]):
+        """``guard``: has a check called before each pass of a module."""
+        self._training, self._communicator, self._guard = training, training.communicator, guard
+        self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
+        self.examples = 0
+        """The examples of all ranks in the last means."""
+
+    def means(
+        self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
+    ) -> dict[str, float]:
+        """Return the mean of each score by its name, "" for a single one; arguments as of `Distributed.evaluate`."""
+        training, communicator = self._training, self._communicator
+        full, sums, count = training.evaluator.network, {}, 0
+        with training.clock("evaluate"):
+            training.method.publish()
+            if calibrate is not None and training.architecture.batch_norms:
+                self._calibration = score, calibrate
+                self._calibrate()
+            else:
+                self.require_calibrated()
+                full.load_moments(full.moments)
+            share = (communicator.rank, communicator.size) if same_loader else (0, 1)
+            self._guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
+            with torch.no_grad():
+                for batch in own_batches(loader, *share, training.run.train.seed):
+                    values, rows = _sums_of(score(full.module, batch), examples_in(batch))
+                    count += rows
+                    if sums and sums.keys() != values.keys():
+                        raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
+                    for key, value in values.items():
+                        sums[key] = sums.get(key, 0.0) + value
+            full.finish()
+            full.release()
+            return self._over_ranks(sums, count)
+
+    def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
+        per_rank = self._communicator.allgather((sums, count))
+        self.examples = sum(count for _, count in per_rank)
+        with self._communicator.agreed():
+            if not self.examples:
+                raise ConfigError("the loader to evaluate on has no batch.")
+        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
+        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
+        if not np.isfinite([*means.values()]).all():
+            error = DivergedError(f"the score of the full network is not finite {self._training.position}: {means}.")
+            error.everywhere = True
+            raise error
+        return means
+
+    def _calibrate(self) -> None:
+        (score, loader), training, communicator = self._calibration, self._training, self._communicator
+        full, seed = training.evaluator.network, training.run.train.seed
+        shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
+        with drawing() as draw:
+            draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
+            batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
+            if (batch := next(batches, None)) is None:
+                raise ConfigError("calibrate: the loader has no batch.")
+        full.calibrate_by(lambda: score(full.module, batch))
+        if None not in full.moments.values():
+            training.calibrated_after = training.rounds_done
+
+    def calibrated_again(self) -> bool:
+        """Say whether moments of batch normalisations are known after this round; take them if an evaluation did."""
+        training = self._training
+        if not training.architecture.batch_norms or training.calibrated:
+            return True
+        if self._calibration:
+            training.method.publish()
+            self._calibrate()
+            training.evaluator.network.release()
+        return training.calibrated
+
+    def require_calibrated(self) -> None:
+        if not self.calibrated_again():
+            raise ConfigError(
+                "the network has batch normalisations, whose moments are unknown after this round. Call evaluate with "
+                "calibrate=, a loader of training data, and a score that passes its batches through the network."
+            )
+
+
+def _sums_of(returned: Any, rows: int) -> tuple[dict[str, float], int]:
+    """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        total, count = returned
+        return {"": _number(total)}, int(_number(count))
+    if isinstance(returned, Mapping):
+        return {name: _number(value) * rows for name, value in returned.items()}, rows
+    return {"": _number(returned) * rows}, rows
+
+
+def _number(value: Any) -> float:
+    with suppress(TypeError, ValueError, RuntimeError):
+        return float(value)
+    what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of named numbers.")
