@@ -1,4 +1,4 @@
-"""Pictures: accuracy against bytes (`benchmarks.controls.rivals`), and against seconds (`time_to_accuracy.seconds`)."""
+"""Pictures: accuracy against steps (`controls.plateau`), and against seconds (`time_to_accuracy.seconds`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,26 +6,31 @@ from statistics import mean, median
 
 from istmpi.report.styles import STYLES, Style, looking_alike
 
+LINES = {"narrow": "--", "tenth": "--", "never": ":"}
+"""The lines of variants, by a word of their names."""
 
-def draw(rows: Sequence[Mapping], title: str, path: Path) -> None:
-    """Draw the rows of the table, one panel for each placement of the data; a bar has the 95% interval of the mean."""
+
+def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Mapping]]], path: Path) -> None:
+    """Draw the means of records' curves by panel and method; a star is the last score of subnets side by side."""
     with looking_alike():
         from matplotlib.figure import Figure
 
-        placements = list(dict.fromkeys(row["data"] for row in rows))
-        figure = Figure(figsize=(6 * len(placements), 4.6), layout="constrained")
-        axes = figure.subplots(1, len(placements), sharey=True, squeeze=False)[0]
-        for axis, placement in zip(axes, placements, strict=True):
-            for row in rows:
-                if row["data"] == placement and not row["method"].endswith("-adjusted"):
-                    _point(axis, row)
-            axis.legend()
-            axis.set(xscale="log", xlabel="MB sent by all ranks", title=f"data {placement}")
-            axis.margins(x=0.15, y=0.1)
-            axis.xaxis.set_major_formatter("{x:g}")
-        axes[0].set(ylabel="test accuracy")
-        figure.suptitle(title)
-        figure.savefig(path, dpi=110)
+        figure = Figure(figsize=(4.2 * len(panels), 4), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (title, methods) in zip(axes, panels.items(), strict=True):
+            for method, records in methods.items():
+                points = [*zip(*(record["curve"] for record in records), strict=True)]
+                steps, scores = [at[0][0] for at in points], [mean(point[1] for point in at) for at in points]
+                style, filled = _look(method.lower().replace("sparseloco", "sparse-loco").replace(" ", "-"))
+                line = next((line for word, line in LINES.items() if word in method), "-")
+                axis.plot(steps, scores, line, color=style.colour, marker=style.marker, mfc=filled, label=method)
+                if "never" in method:
+                    side = mean(record["ends"]["blocks"]["validation"] for record in records)
+                    axis.plot(steps[-1], side, "*", color=style.colour, markersize=11, label=f"{method}, side by side")
+            axis.legend(loc="lower right")
+            axis.set(title=title, xlabel="local steps of a rank")
+        axes[0].set(ylabel="accuracy, P@1 (held-out training examples)")
+        figure.savefig(path)
 
 
 def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str, path: Path) -> None:
@@ -68,22 +73,3 @@ def _look(name: str) -> tuple[Style, str]:
     """A method's style, and what its markers are filled with: those of its variants and of controls are hollow."""
     style = next(STYLES[method] for method in sorted(STYLES, key=len, reverse=True) if method in name)
     return style, style.colour if name in STYLES else "none"
-
-
-def _point(axis, row: Mapping) -> None:
-    name, megabytes, accuracy = row["method"], row["MB sent"], float(row["accuracy"])
-    style, filled = _look(name)
-    interval = float(row["+-"] or 0)
-    axis.errorbar(
-        megabytes,
-        accuracy,
-        interval,
-        color=style.colour,
-        marker=style.marker,
-        markersize=7,
-        markerfacecolor=filled,
-        elinewidth=0.8,
-        capsize=2,
-        linestyle="none",
-        label=name,
-    )

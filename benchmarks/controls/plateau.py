@@ -15,34 +15,54 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.controls.identifiers import prepare as prepare_identifiers
+from benchmarks.controls.picture import draw_curves
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
 from benchmarks.processes import run_cells
 from benchmarks.reporting import HERE, RESULTS, keep_cell, restore_cells, store_cells
+from istmpi.cli.networks import described
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.cost import phase_costs
 from istmpi.errors import DivergedError
+from istmpi.foreign import tomllib
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 FACTOR = 3.0
 """The quotient of neighbouring learning rates."""
 EVALUATIONS = 10
+NEVER = "ist, never redealt"
 METHODS: Mapping[str, Mapping[str, object]] = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
-    "ist, never redealt": {"method.name": "ist", "method.redeal": 0.0},
+    NEVER: {"method.name": "ist", "method.redeal": 0.0},
     "narrow, local SGD": {"method.name": "local-sgd"},
     "narrow, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, local SGD": {"method.name": "local-sgd"},
+    "whole, SparseLoCo": {"method.name": "sparse-loco"},
+    "whole, data parallel": {"method.name": "data-parallel"},
+    "whole, FedAvg": {"method.name": "fedavg", "method.fraction": 0.5},
 }
-SPARSE = {"model.name": "xc", "optimizer.name": "adam", "method.optimizer_state": "carry"}
+ALONE = "one rank"
+"""A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
+PLACEMENTS = {"": "sharded", "-alike": "shared", "-by-label": "by-label"}
+"""The placement of data by the end of a task's name."""
+SAID = {"sharded": "a part each", "shared": "all on every rank", "by-label": "by label"}
+
+PANELS = {
+    "CIFAR-10, 4 ranks, a part of the data each": ("cifar", 4, 128),
+    "Reuters, 4 ranks, 16 units, a part each": ("reuters", 4, 16),
+    "Reuters, 8 ranks, 4 units, all data": ("reuters-alike", 8, 4),
+}
+"""The picture: a panel for a task, a number of ranks and a width a rank."""
 
 
 @dataclass(frozen=True)
@@ -53,67 +73,31 @@ class Task:
     title: str
     data: str
     layers: int
-    widths: tuple[int, ...]
+    widths: Sequence[int]
     """Units of a hidden layer that a rank holds; 0: a P-th of ``whole``."""
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     steps: int
     batch: int
     rate: float
     """The learning rate that is tried first."""
-    settings: Mapping[str, object]
+    examples: int
+    settings: Mapping[str, object] = field(default_factory=dict)
     whole: int = 0
     local_steps: int = 20
     placement: str = "sharded"
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task("reuters", "Reuters, P@1 on test rows", "rows.h5", 1, (4, 16, 64), (8, 4), 3000, 64, 0.01, SPARSE),
-        Task(
-            "identifiers",
-            "The next identifier of 2,048 in Python's standard library, P@1 on test modules",
-            "identifiers-2048.h5",
-            1,
-            (4, 16, 64),
-            (8, 4),
-            3000,
-            64,
-            0.01,
-            SPARSE,
-        ),
-        Task(
-            "cifar",
-            "CIFAR-10 at 16 x 16 pixels, 768-512-512-10, accuracy on test images",
-            "images-16.h5",
-            2,
-            (0, 16),
-            (4, 8),
-            4000,
-            32,
-            0.1,
-            {},
-            512,
-        ),
-        Task(
-            "digits",
-            "Spoken digits, 4096-512-512-10, accuracy of a speaker who was not trained on",
-            "speech.h5",
-            2,
-            (0, 16),
-            (4, 8),
-            2000,
-            16,
-            0.01,
-            {},
-            512,
-        ),
-    )
-}
-for like in ("reuters", "identifiers", "cifar", "digits"):
-    task = TASKS[like]
-    alike = f"{like}-alike", f"{task.title}, all data on every rank"
-    TASKS[alike[0]] = replace(task, name=alike[0], title=alike[1], placement="shared")
+def tasks() -> dict[str, Task]:
+    """Return the tasks of plateau.toml with each placement of the data."""
+    read = tomllib.loads(HERE.joinpath("controls/plateau.toml").read_text(encoding="utf-8"))
+    return {
+        name + end: Task(name=name + end, placement=placement, **values)
+        for end, placement in PLACEMENTS.items()
+        for name, values in read.items()
+    }
+
+
+TASKS = tasks()
 
 
 @dataclass(frozen=True)
@@ -126,8 +110,16 @@ class Row:
     method: str
     steps: int
 
-    def cell(self, rate: float, seed: int) -> Cell:
-        return Cell(self, rate, seed)
+    @property
+    def units(self) -> int:
+        """The network's units of a hidden layer: a rank's, or as many as all ranks together hold."""
+        return self.width if self.method.startswith(("narrow", ALONE)) else self.width * self.ranks
+
+    @property
+    def rounds(self) -> int:
+        """The rounds in which a rank makes the row's steps; one of FedAvg is a pass of half of the ranks."""
+        of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
+        return max(round(self.steps / of_round.get(self.method, self.task.local_steps)), 1)
 
 
 @dataclass(frozen=True)
@@ -147,25 +139,23 @@ class Cell:
     def run(self, folder: Path) -> Run:
         """Return the settings; data are a part each, a tenth of the training examples is held out."""
         row, task = self.row, self.row.task
-        units = row.width if row.method.startswith("narrow") else row.width * row.ranks
-        rounds = row.steps // task.local_steps
         return Run().override(
             {
                 **task.settings,
-                **METHODS[row.method],
+                **METHODS.get(row.method, METHODS["whole, local SGD"]),
                 "data.source": str(folder / task.data),
                 "data.placement": task.placement,
                 "data.validation": 0.1,
-                "model.hidden": [units] * task.layers,
-                "method.local_steps": task.local_steps,
+                "model.hidden": [row.units] * task.layers,
+                "method.local_steps": row.steps // row.rounds or 1,
                 "optimizer.lr": self.rate,
                 "optimizer.schedule": "cosine",
                 "train.batch": task.batch,
-                "train.rounds": rounds,
+                "train.rounds": row.rounds,
                 "train.patience": EVALUATIONS,
                 "train.seed": self.seed,
                 "train.threads": 1,
-                "evaluate.every": max(rounds // EVALUATIONS, 1),
+                "evaluate.every": max(row.rounds // EVALUATIONS, 1),
                 "evaluate.form": "merged",
             }
         )
@@ -181,11 +171,20 @@ def measured(run: Run, communicator: Communicator) -> dict:
                 curve.append([progress.local_steps, progress.validation.score, progress.loss])
     except DivergedError as error:
         return {"diverged": str(error), "curve": curve, "ends": {"merged": {"validation": 0.0, "test": 0.0}}}
-    forms = ("merged", "blocks") if run.method.name == "ist" else ("merged",)
+    forms = ("merged", "blocks") if run.method.redeal == 0 else ("merged",)
     for form in forms:
         training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
         ends[form] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
     return {"curve": curve, "ends": ends, "bytes": progress.bytes}
+
+
+def memory(cell: Cell, folder: Path) -> tuple[float, float]:
+    """Return the plan's megabytes of a rank: weights, gradients and optimizer; what it holds beside them."""
+    planned = described(cell.run(folder), None, ranks=cell.row.ranks)
+    network = planned.architecture
+    cost, _ = phase_costs(planned.run, network, cell.row.ranks, planned.examples, planned.smaller)[0]
+    held = cost.largest.memory
+    return (held.network + held.gradients + held.optimizer) / 1e6, (held.owned + held.copies) / 1e6
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:
@@ -203,17 +202,15 @@ class Campaign:
     """The cells that are there, and those that come next."""
 
     def __init__(self, folder: Path, seeds: int):
-        self._record, self._seeds = record_in(folder), seeds
-
-    def score(self, row: Row, rate: float) -> float | None:
-        """Return a rate's score on the held-out examples; None where it was not tried."""
-        found = self._record(row.cell(rate, 0))
-        return found and max(end["validation"] for end in found["ends"].values())
+        self._folder, self._record, self._seeds = folder, record_in(folder), seeds
 
     def tried(self, row: Row) -> dict[int, float]:
-        """Return the scores of the rates that were tried, by their place on the grid: 0 is the first one."""
-        scores = {place: self.score(row, rate_at(row, place)) for place in range(-6, 7)}
-        return {place: score for place, score in scores.items() if score is not None}
+        """Return the held-out scores of the rates that were tried, by their place on the grid: 0 is the first one."""
+        return {
+            place: max(end["validation"] for end in record["ends"].values())
+            for place in range(-6, 7)
+            if (record := self._record(Cell(row, rate_at(row, place), 0)))
+        }
 
     def next_rates(self, row: Row) -> list[float]:
         """Return the rates to try next; none once the best one has a neighbour on both sides."""
@@ -222,55 +219,61 @@ class Campaign:
         places = [0] if best is None else [place for place in (best + 1, best - 1) if place not in scores]
         return [rate_at(row, place) for place in places]
 
-    def best(self, row: Row) -> float | None:
-        """Return the best rate, once it is inside its grid."""
-        scores = self.tried(row)
-        return None if not scores or self.next_rates(row) else rate_at(row, max(scores, key=scores.__getitem__))
-
     def cells(self, row: Row) -> list[Cell]:
-        """Return the cells of the best rate."""
-        rate = self.best(row)
-        return [] if rate is None else [row.cell(rate, seed) for seed in range(self._seeds)]
+        """Return the cells of the best rate, of one seed until that rate is inside its grid."""
+        scores, seeds = self.tried(row), 1 if self.next_rates(row) else self._seeds
+        return [Cell(row, rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
 
     def todo(self, rows: Sequence[Row]) -> Iterator[Cell]:
         """Yield the cells that can be run now: rates first, then seeds."""
         for row in rows:
-            yield from (row.cell(rate, 0) for rate in self.next_rates(row)[:1])
+            yield from (Cell(row, rate, 0) for rate in self.next_rates(row)[:1])
         for row in rows:
             yield from (cell for cell in self.cells(row) if not self._record(cell))
 
+    def records(self, row: Row) -> list[dict]:
+        """Return what the cells of the best rate found."""
+        return [record for record in map(self._record, self.cells(row)) if record]
+
     def lines(self, row: Row) -> Iterator[dict]:
         """Yield a line of the table for each form in which a row's network is scored."""
-        found = [record for record in map(self._record, self.cells(row)) if record]
+        found = self.records(row)
+        trained, beside = memory(self.cells(row)[0], self._folder) if found else (0, 0)
         for form in found[0]["ends"] if found else ():
+            if form == "blocks" and row.method != NEVER:
+                continue
             scores = [record["ends"][form]["test"] for record in found]
             yield {
                 "P": row.ranks,
-                "width a rank": row.width,
+                "width a rank": row.units if row.method.startswith("whole") else row.width,
                 "method": row.method + (", side by side" if form == "blocks" else ""),
-                "rate": f"{self.best(row):g}",
+                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(row))}",
                 "steps": row.steps,
                 "seeds": len(scores),
                 "score": f"{mean(scores):.4f}",
                 "+-": f"{interval(scores):.4f}" if len(scores) > 1 else "",
-                "MB sent": f"{found[0]['bytes'] / 1e6:.1f}",
+                "MB sent": f"{found[0].get('bytes', 0) / 1e6:.1f}",
+                "MB trained": f"{float(trained):.2f}",
+                "MB beside": f"{float(beside):.2f}",
             }
 
 
 def rate_at(row: Row, place: int) -> float:
-    """Return the learning rate at a place of the grid."""
     return float(f"{row.task.rate * FACTOR**place:.2g}")
 
 
 def rows_of(task: Task, steps: int = 0) -> list[Row]:
     """Return a task's rows, the most telling first."""
-    widths = [(ranks, width or task.whole // ranks) for ranks in task.ranks for width in task.widths]
-    return [Row(task, *each, method, steps or task.steps) for each in widths for method in METHODS]
+    steps, several = steps or task.steps, [ranks for ranks in task.ranks if ranks > 1]
+    widths = [(ranks, width or task.whole // ranks) for ranks in several for width in task.widths]
+    alone = sorted({width for _, width in widths} | {ranks * width for ranks, width in widths})
+    rows = [Row(task, *each, method, steps) for each in widths for method in METHODS]
+    return rows + [Row(task, 1, width, ALONE, steps) for width in alone]
 
 
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
-    name = task.name.removesuffix("-alike")
+    name = task.name.removesuffix("-alike").removesuffix("-by-label")
     if name == "identifiers":
         prepare_identifiers(folder / task.data, 2048)
     else:
@@ -294,35 +297,41 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
-    for name in options.task or TASKS:
-        task = TASKS[name]
+    for name, task in ((name, TASKS[name]) for name in options.task or TASKS):
         restore_cells(f"plateau-{name}", options.cells, options.results)
         campaign = Campaign(options.cells, options.seeds)
         if not options.report:
-            chosen = rows_of(replace(task, ranks=tuple(options.ranks or task.ranks)), options.steps)
+            chosen = [row for row in rows_of(task, options.steps) if row.ranks in (options.ranks or task.ranks)]
             chosen = [row for row in chosen if not options.width or row.width in options.width]
-            only = tuple(options.only or ("",))
-            run(campaign, [row for row in chosen if row.method.startswith(only)], options)
-        files = [*options.cells.glob(f"{name}-P*.json")]
+            chosen = [row for row in chosen if row.method.startswith(tuple(options.only or ("",)))]
+            prepare(task, options.raw, options.cells)
+            todo = partial(campaign.todo, chosen)
+            run_cells(todo, simulated, options.cells, options.minutes, options.processes)
+        if files := [*options.cells.glob(f"{name}-P*.json")]:
+            prepare(task, options.raw, options.cells)
         lengths = sorted({int(file.stem.partition("-lr")[0].rpartition("-n")[2]) for file in files})
         rows = [row for steps in lengths for row in rows_of(task, steps)]
         if found := [line for row in rows for line in campaign.lines(row)]:
+            title = f"{task.title}, data {SAID[task.placement]}"
             notes = (
-                f"{task.title}; {task.batch} examples a rank and step, J = {task.local_steps}, data "
-                f"{'all on every rank' if task.placement == 'shared' else 'a part each'}, a cosine of the learning "
-                "rate. Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse "
-                "one on both sides. +-: half of the 95% interval of the mean over seeds. MB: "
-                "sent by all ranks, evaluations left out."
+                f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, a cosine of learning rates. "
+                "Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse one on "
+                "both sides, unless the rate is on the edge. +-: half of the 95% interval of the mean over seeds. MB "
+                "sent: by all ranks, evaluations left out. MB trained: a rank's weights, gradients and optimizer, as "
+                "planned; beside: averages, copies and fed-back errors. Never redealt, side by side, is an ensemble of "
+                "P narrow networks. One rank has all data, and makes as many steps as each of several."
             )
             store_cells(f"plateau-{name}", files, options.results)
-            reporting.report(f"plateau-{name}", f"Long runs: {task.title}", found, notes, folder=options.results)
+            reporting.report(f"plateau-{name}", f"Long runs: {title}", found, notes, folder=options.results)
+    if options.report and not options.task:
+        panels = {title: curves(campaign, TASKS[name], *of_rank) for title, (name, *of_rank) in PANELS.items()}
+        draw_curves(panels, options.results / "plateau.svg")
 
 
-def run(campaign: Campaign, rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Run the cells that are not there, some at a time, until none is left or time is up."""
-    if rows:
-        prepare(rows[0].task, options.raw, options.cells)
-    run_cells(lambda: campaign.todo(rows), simulated, options.cells, options.minutes, options.processes)
+def curves(campaign: Campaign, task: Task, ranks: int, width: int) -> dict[str, list[dict]]:
+    """Return the records of a panel by method."""
+    rows = [row for row in rows_of(task) if (row.ranks, row.width) == (ranks, width)]
+    return {row.method: found for row in rows if (found := campaign.records(row))}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import reporting
-from benchmarks.controls.picture import draw
 from benchmarks.controls.tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
 from benchmarks.processes import run_cells
 from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
@@ -76,6 +75,7 @@ def methods_of(task: Task, placement: str) -> tuple[str, ...]:
 
 
 Record = Callable[["Cell"], dict | None]
+TITLE = "Short runs: IST, its controls and today's rivals"
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,13 @@ def main() -> None:
         if apart := differences(record, task, ranks, options.seeds):
             notes += f"\n\n## Differences of accuracy, in points, seed by seed\n\n{reporting.table(apart)}"
         store_cells(name, options.cells.glob(f"{task.name}-[cr]*-P{ranks}-*.json"), options.results)
-        reporting.report(name, "IST, its controls and today's rivals", found, notes, folder=options.results)
-        draw(found, f"{task.title}, {ranks} ranks", options.results / f"{name}.png")
+        reporting.report(
+            name,
+            f"{task.steps['control']} steps: IST, its controls and today's rivals",
+            found,
+            notes,
+            folder=options.results,
+        )
 
 
 def campaign(options: argparse.Namespace, task: Task, record: Record) -> None:

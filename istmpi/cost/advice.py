@@ -85,10 +85,9 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     notes.insert(0, f"A rank needs {float(gigabytes):.3g} GB. An example trains {share:.0%} of the network.")
     if chosen.method == "ist":
         notes += [
-            "Accuracy: a network 1/P as wide under local-sgd was at least as accurate in most measurements: try it "
-            "first.",
-            "Exception: ist never redealt was 3 to 7 points ahead of it on 8 ranks that had all the data and 4 or 16 "
-            "units of a layer. See docs/results.md, Few units a rank.",
+            "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: try it first.",
+            "Exception: on 8 ranks with all the data and 4 to 16 units of a layer, ist never redealt was 2 to 7 points "
+            "ahead. Alone, a rank with twice the units was as good. See docs/results.md, Few units a rank.",
         ]
     return Advice(
         f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local "
