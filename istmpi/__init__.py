@@ -11,7 +11,7 @@ _PLACES = {
     "Distributed": "program.distributed",
     "DivergedError": "errors",
     "IstmpiError": "errors",
-    "LoggedWatch": "loggers.logged_watch",
+    "LoggedWatch": "loggers.logger",
     "OutputError": "errors",
     "Partition": "engine.partition",
     "Progress": "training.progress",

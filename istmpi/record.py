@@ -116,6 +116,7 @@ class RunFolder:
         lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
         for line in lines:
             line.whole("round")
+            _flatten(line.tree)
         return lines
 
     def summary(self) -> Fields:
@@ -143,3 +144,20 @@ def _expected(name: str) -> bool:
 def _free(path: Path) -> Path:
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(each for each in chain([path], others) if not each.exists())
+
+
+def _flatten(line: dict[str, Any]) -> None:
+    """Bring a line of an earlier istmpi, whose score was an object, to its present form."""
+    score = line.get("score")
+    if isinstance(score, dict):
+        line["score"] = score.get("score")
+        named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
+        named["bits_per_byte"] = score.get("bits_per_byte")
+        exits, more = score.get("exits"), score.get("more")
+        named |= {
+            f"exit{number}_score": value for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
+        }
+        named |= more if isinstance(more, dict) else {}
+        for name, value in named.items():
+            if value is not None:
+                line.setdefault(name, value)

@@ -117,7 +117,8 @@ class MethodSpec:
     def require_dealable(self, run: Run, architecture: Architecture) -> None:
         """Refuse a deal of a run's groups where they cannot be trained."""
         if self.deals and run.method.partition != ():
-            architecture.require_dealable(self.groups(run, architecture), run.model.scale != "none")
+            names = architecture.default_groups if run.method.partition is None else run.method.partition
+            architecture.require_dealable(names, run.model.scale != "none")
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
         """The least number of units that every rank has of each dealt group of blocks."""

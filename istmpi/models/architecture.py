@@ -187,26 +187,31 @@ class Architecture:
     def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
         """Let a network multiply its sums over units by the ``factor`` of their groups, asked for in each pass.
 
-        A number 1.0 stays that in all passes; factors that change are tensors.
+        A number stays the same in all passes, and 1.0 multiplies nothing; factors that change are tensors.
         """
         from istmpi.models.scaling import input_multiplied, multiply_sums
 
-        def factors(entries: Mapping[Any, tuple[str, ...]]) -> dict[Any, tuple[str, ...]]:
-            made = {key: factor(groups) for key, groups in entries.items()}
-            return {key: entries[key] for key, value in made.items() if not isinstance(value, float) or value != 1}
+        def factors(entries: Mapping[Any, tuple[str, ...]]) -> dict[Any, Callable[[], Any]]:
+            made: dict[Any, Callable[[], Any]] = {}
+            for key, groups in entries.items():
+                now = factor(groups)
+                if not isinstance(now, float):
+                    made[key] = partial(factor, groups)
+                elif now != 1:
+                    made[key] = lambda number=now: number  # torch.compile follows a number, not a look-up
+            return made
 
         sums, ends = factors(self.sums), factors(self._ends)
         for name, module in network.named_modules():
             if name in sums:
-                before = partial(input_multiplied, lambda name=name: factor(sums[name]))
-                module.register_forward_pre_hook(before, with_kwargs=True)
+                module.register_forward_pre_hook(partial(input_multiplied, sums[name]), with_kwargs=True)
             if name in ends:
-                module.register_forward_hook(lambda _, __, output, name=name: output * factor(ends[name]))
+                module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())
         calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
         weights = factors(self._there(self.table.folded, lengths))
         if calls or weights:
             both = calls, weights
-            multiply_sums(network, lambda: tuple({key: factor(its) for key, its in each.items()} for each in both))
+            multiply_sums(network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
         """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
