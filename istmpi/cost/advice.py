@@ -15,14 +15,14 @@ from istmpi.units import in_seconds, number
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 TRANSFER_SHARE = 0.2
-"""The largest share of a round for transfers; more local steps would save little more."""
+"""The largest share of a round for transfers. More local steps would save little more."""
 LEAST_SHARE = 0.1
-"""The least share of the network that an example trains: an eighth helps, a twentieth harms."""
+"""The smallest share of the network that an example may train: an eighth helps, a twentieth harms."""
 LEAST_EFFICIENCY = 0.5
 WORTH_IT = 1.25
-"""The factor by which a method that changes more of what is learnt must be faster."""
+"""The factor by which a method must be faster than one that trains more like a single process."""
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
-"""Methods, those first that train most as one process would."""
+"""Methods, in the order of how closely they train like one process."""
 COLUMNS = ("method", "ranks", "local steps", "an epoch", f"link for {COMPUTING:.0%} computing")
 CHEAPER = {
     ", a tenth redealt": {"method.redeal": 0.1},
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Advice:
-    """The run to take, each method's row of `COLUMNS`, and what to know about both."""
+    """The run to take, each method's row of `COLUMNS`, and notes on both."""
 
     first: str
     rows: list[tuple[str, ...]]
@@ -64,7 +64,7 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """Return the run to take on a cluster, beside the other methods."""
+    """The run to take on a cluster, with the other methods for comparison."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]
@@ -99,7 +99,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    """The fewest local steps with which transfers are a small part of the time."""
+    """The choice with the fewest local steps with which transfers are a small part of the time."""
     every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
@@ -122,7 +122,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]) -> list[tuple[str, ...]]:
-    """Return each method at its best, or else with so many ranks and local steps."""
+    """A row for each method: its best choice, or one with these ranks and local steps if it has none."""
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()

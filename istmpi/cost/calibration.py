@@ -10,23 +10,23 @@ from istmpi.cost.holdings import Number
 from istmpi.models.architecture import Architecture
 
 SAMPLED = 1024
-"""Training examples to calibrate on, where that costs little."""
+"""The number of training examples to calibrate on, if that costs little."""
 SHARE = Fraction(1, 10)
-"""The largest share of a run's FLOPs for its evaluations."""
+"""The largest share of a run's FLOPs that its evaluations may take."""
 LEAST_SAMPLED = 64
-"""Fewer examples would leave the moments to chance."""
+"""The smallest number of examples: fewer would leave the moments to chance."""
 FREE = 2**28  # FLOPs: a fraction of a second
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """The FLOPs of the busiest rank between evaluations; ``trained``: training examples."""
+    """The FLOPs of the busiest rank between evaluations. ``trained``: the number of training examples."""
     phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
     step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
     return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """The FLOPs of a rank for each example that the ranks pass together."""
+    """A rank's FLOPs per example. Sharded products, or all if none is sharded, are divided among ranks."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)
@@ -42,7 +42,7 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Training examples to calibrate on: those of the run's setting, `SAMPLED`, or what the cost in FLOPs allows."""
+    """The number of examples to calibrate on: the run's setting, or `SAMPLED` at most, as FLOPs allow."""
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:

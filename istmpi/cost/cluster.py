@@ -28,7 +28,7 @@ class Link:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second; infinite where nothing is ever sent."""
+        """Bytes a second; infinite if a byte takes no time."""
         return 1 / self.seconds_per_byte if self.seconds_per_byte else float("inf")
 
 
@@ -39,25 +39,25 @@ class Cluster:
     name: str
     source: str
     links: Mapping[str, Link]
-    """``alltoallv`` times transfers, ``allreduce`` all-reduces."""
+    """The link ``alltoallv`` gives the time of transfers, ``allreduce`` that of all-reduces."""
     flops: tuple[float, ...]
-    """FLOP/s in matrix products, for all ranks or one a rank."""
+    """FLOP/s in matrix products: one number for all ranks, or one for each."""
     product_seconds: float = 0.0
-    """The time of every matrix product beside its FLOPs."""
+    """The time of every matrix product in addition to its FLOPs."""
     step_seconds: float = 0.0
-    """The time of every local step beside what depends on sizes."""
+    """The time of every local step that does not depend on sizes."""
     touch_seconds_per_byte: float = 0.0
-    """The time for each byte that a step moves beside matrix products."""
+    """The time for each byte that a step moves outside matrix products."""
     handle_seconds_per_byte: float = 0.0
     """The time for each byte that a transfer packs, unpacks or copies."""
     average_seconds_per_byte: float = 0.0
-    """The time for each byte of copies that an owner averages, beside unpacking them."""
+    """The time for each byte of copies that an owner averages, in addition to unpacking."""
     transfer_seconds: float = 0.0
-    """The time of every transfer beside its messages."""
+    """The time of every transfer in addition to its messages."""
     deal_seconds: float = 0.0
-    """The time that a round takes to deal, plan and agree anew."""
+    """The time of a round to deal, plan and agree."""
     beside: float = 1.0
-    """1 where local steps hide what is sent; 0 on one host, whose cores copy it."""
+    """1 if local steps hide transfers; 0 on one host, whose cores copy what is sent."""
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.n
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:
-    """The links of a network: seconds a message, bytes a second, in each direction."""
+    """The links of a network, from seconds a message, and bytes a second in each direction."""
     link = Link(latency, 1 / bandwidth)
     return {"alltoallv": link, "allreduce": link}
 

@@ -1,6 +1,6 @@
-"""The ways in which ranks send each other parameters, and the demand of each on network and memory.
+"""The ways in which ranks send each other parameters, and the load of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter; latencies and bytes are the busiest rank's, where every rank
+Sizes are in bytes, for one tensor for every parameter. Latencies and bytes are those of the busiest rank, if every rank
 sends and receives at full rate.
 """
 
@@ -24,7 +24,8 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""Copies of a network that take as long as to bring it to 4 bits and back, and to pick and pack its largest values."""
+"""The times of two operations, in copies of a network: to bring it to 4 bits and back, and to pick and pack its largest
+values."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,21 @@ class Load:
     link: str
     """The measured link of a cluster that gives its time: alltoallv | allreduce."""
     sent: Number
-    """Bytes that all ranks hand to the network, expected over deals."""
+    """Bytes that all ranks hand to the network: the expectation over deals."""
     messages: int
     """Messages of the busiest rank, one after the other."""
     busiest: Number
-    """Bytes in or out of the busiest rank, whichever are more."""
+    """Bytes into or out of the busiest rank, whichever are more."""
     handled: Number = 0
     """Bytes that the busiest rank packs, unpacks or copies."""
     averaged: Number = 0
     """Bytes of copies that the busiest rank averages."""
     buffers: Number = 0
-    """Bytes beside the tensors themselves."""
+    """Bytes of memory in addition to the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
-    """Fractions that are sent one after the other, each behind local steps."""
+    """Fractions that are sent one after the other, each while local steps run."""
     steps_behind: int = 0
-    """Local steps behind which each part is sent."""
+    """The number of local steps during which each part is sent."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Collective:
     """A way of sending: its expected load and, if istmpi runs it, exact bytes."""
 
     load: Callable[[Holdings], Load | None]
-    """The load of one use; None where it is not used."""
+    """The load of one use, as a function; None if it is not used."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """Bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
+    """The bytes that each rank hands to MPI to send the whole network, as a function: ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
@@ -78,7 +79,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Count the way from holders to the next holders; values that stay are copied."""
+    """The load of the way from holders to the next holders. Values that stay are copied."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -93,7 +94,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads where units leave so many steps ``early``, and untrained ones before."""
+    """Return IST's loads if trained units leave ``early`` steps before a round's end, and others are pulled before."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -127,7 +128,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(run: Run, held: Holdings) -> Load | None:
-    """Return a round's part of the mean of undealt parameters: round a ring, or of their largest changes."""
+    """A round's part of the mean of undealt parameters, by a ring or their largest changes, or None."""
     if not held.shared_every:
         return None
     every, spec = held.shared_every, spec_of(run.method.name)
@@ -150,7 +151,7 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarray]:
-    """The bytes that each rank sends in a leg between owners and ranks that have everything, or in a mean."""
+    """A function that counts each rank's bytes in a pull or push between owners and full copies, or a mean."""
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         everyone = Replicated(owners.lengths, owners.ranks)

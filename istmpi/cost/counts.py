@@ -1,4 +1,4 @@
-"""Counts the cost of a run in bytes, FLOPs and memory: traffic as the expectation over deals, all else exactly."""
+"""Counts the cost of a run in bytes, FLOPs and memory. Traffic is the expectation over deals, all else is exact."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from istmpi.models.architecture import Architecture
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""
 FORWARD_NORMALISATION_FLOPS = 8
-"""The part of them that the forward pass takes."""
+"""The part of `NORMALISATION_FLOPS` in the forward pass."""
 KEPT_OUTPUTS = 2
-"""Tensors for each product that the backward pass needs: output and activation."""
+"""The number of tensors that the backward pass needs for each product: output and activation."""
 PROCESS = 310_000_000
 """Bytes of Python, torch 2.13 for the CPU and MPICH 5.0, measured."""
 
@@ -52,14 +52,14 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Networks beside the one that it trains."""
+    """Networks in addition to the one that it trains."""
     evaluation: Number = 0
-    """Values of a whole graph's evaluation, in the place of gradients and activations."""
+    """Values in the evaluation of a whole graph, when gradients and activations are free."""
     process: Number = PROCESS
 
     @property
     def total(self) -> Number:
-        """Bytes at the peak; a rank that sends has given back its gradients."""
+        """Bytes at the peak: of training, an evaluation and a transfer's buffers only the largest is in memory."""
         at_a_time = max(self.gradients + self.activations, self.evaluation, self.buffers)
         return self.process + self.owned + self.network + self.optimizer + at_a_time + self.copies
 
@@ -71,7 +71,7 @@ class PartCost:
     flops: Flops
     memory: Memory
     touched: Number
-    """Bytes that pass through memory in a step beside the matrix products."""
+    """Bytes that pass through memory in a step outside the matrix products."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,18 @@ class Cost:
     local_steps: int
     examples_per_step: Number
     sends: int
-    """Times in a round that all of ``loads`` are sent."""
+    """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
-    """The fraction of `received` that is sent."""
+    """The fraction of ``spec.received`` that is sent."""
     tensors: int
-    """Tensors for every parameter: 1, and the optimizer state that travels along."""
+    """The number of tensors that travel for each parameter: 1, and states of the optimizer."""
     start_bytes: Number
-    """Bytes that the first round sends beyond a later one; fewer where negative."""
+    """Bytes that the first round sends in addition to those of a later one; negative if it sends fewer."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
-    """The side of downscaled images; otherwise 0."""
+    """The side of downscaled images; 0 for full-size images."""
 
     @property
     def ranks(self) -> int:
@@ -110,16 +110,19 @@ class Cost:
 
     @property
     def received_elements(self) -> Number:
-        """Elements of a round as the paper counts: one way, own ones included."""
+        """The elements that ranks receive in a round, with their own, as the paper counts."""
         return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
-        """Bytes of a round as MPI counts them, expected over deals."""
+        """The bytes of a round as MPI counts them: the expectation over deals."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
-        """Count the bytes of so many rounds from round ``first`` on, its start included."""
+        """The bytes of the method's start and of ``rounds`` rounds, the first of which has the number ``first``.
+
+        Rounds before round ``since`` send nothing.
+        """
         quiet = min(max(self.since - first, 0), rounds)
         return self.start_bytes + (rounds - quiet) * self.round_bytes
 
@@ -140,10 +143,10 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """Return the cost of a run on so many ranks, by its own method, another one or a rival.
+    """The cost of a run on ``ranks`` ranks. ``method``: another method or a rival, in place of the run's.
 
-    ``shared_batch``: methods that send in each step divide train.batch, as in the paper. ``examples``: of training, for
-    methods that count in passes.
+    ``shared_batch``: methods that send in each step divide train.batch, as in the paper. ``examples``: the number of
+    training examples, for methods whose rounds are passes over them.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -179,7 +182,7 @@ def cost(
     buffers = max(load.buffers for load in loads)
     others = (ranks - 1) * spec.learns_from_others
     first = 0
-    if stays or by_ring:  # nobody has held anything before the first round: all is pulled
+    if stays or by_ring:  # the first round pulls everything from owners
         hopping = HOP.load(wired)
         later = PULL.load(wired).sent + (hopping.sent if hopping else 0)
         first = moved * PULL.load(Holdings(*dealing)).sent - tensors * later
@@ -219,7 +222,7 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """Return the cost of each of a run's methods, with its number of rounds; ``smaller``: networks for other images."""
+    """The cost of each of a run's methods, with its rounds. ``smaller``: the networks for images of other sides."""
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
         limits.require_wire(spec_of(name, where), run)
@@ -246,7 +249,7 @@ def _part_cost(
     others: int,
     sparse: bool,
 ) -> PartCost:
-    """``others``: networks that only predict for each batch. ``sparse``: bags touch only the rows that they read."""
+    """``others``: the number of networks that only predict for a batch. ``sparse``: only rows that bags read change."""
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     slots = len(made.slots)

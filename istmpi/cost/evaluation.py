@@ -1,9 +1,10 @@
-"""Plans the evaluation of the full network: the weights that every rank has whole, and the traffic; without torch.
+"""Plans the evaluation of the full network without torch: which weights every rank has whole, and the traffic.
 
-Weights come to the examples (*gathered*) or examples to the weights (*sharded*: a leaf keeps the rows that its ranks
-own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations of
-training, which are free meanwhile.** Else each leaf sends as few bytes as it can, unless it takes longer that all ranks
-then pass the same examples (`FLOPS_A_BYTE`). A sharded leaf's rows come to local examples, one owner's at a time.
+Weights come to the examples (*gathered*), or examples to the weights (*sharded*: ranks compute with the rows of a leaf
+that they own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations
+of training, which are free meanwhile.** Within this limit each leaf sends as few bytes as it can. All are gathered if
+it takes longer that all ranks pass the same examples (`FLOPS_A_BYTE`). With local examples, a sharded leaf's rows come
+to them, one owner's at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ class Weights:
     names: tuple[str, ...]
     nbytes: int
     sharded: int
-    """Bytes where they are sharded; an upper bound for tables."""
+    """Bytes that are sent if they are sharded; an upper bound for tables."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,15 @@ class EvaluationPlan:
     sharded: frozenset[str]
     gathered_bytes: int
     sent: int
-    """Bytes that all ranks send; with local examples what is gathered."""
+    """Bytes that all ranks send; with local examples only those of gathered weights."""
     by_units: bool = False
-    """True for a graph whose layers have their units spread over ranks."""
+    """True for a graph if each layer's units are spread over the ranks."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that training takes on every rank, and that are free during an evaluation.
+    """The bytes that training takes on every rank and that are free during an evaluation.
 
-    For local graphs only gradients count: activations depend on a rank's own graph.
+    For local graphs only gradients count, because activations depend on a rank's own graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
@@ -61,16 +62,16 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Numbe
 
 
 MOST_LOGITS = 2**26
-"""Logits of a pass over windows or sparse rows, if it has more than one."""
+"""The largest number of logits of a pass over several windows or sparse rows."""
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the windows of text, or sparse rows, of a pass."""
+    """The number of windows of text, or sparse rows, in a pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Bytes that a pass makes at least: its examples, and the widest outputs before and behind a norm."""
+    """The least bytes of a pass: its examples, and the widest outputs before and after a normalisation."""
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
@@ -91,7 +92,7 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """Plan an evaluation with ``room`` for gathered weights and so many examples in each of its ``passes``.
+    """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples in each pass.
 
     ``spread``: a sharded head sends only its highest outputs, and nothing in a calibration.
     """
@@ -101,7 +102,7 @@ def evaluation_plan(
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
     if architecture.stages:
-        # It stays where it is, as the replay has recorded it; also on one rank.
+        # Rows stay with their owners, also on one rank, as in the recorded replay.
         sharded = {name for names in architecture.leaves.values() for name in names}
     else:
         kept = [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes and not local]
@@ -186,7 +187,7 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """Count the bytes that all ranks send for a sharded leaf in a forward pass."""
+    """The bytes that all ranks send for a sharded leaf in a forward pass."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

@@ -1,7 +1,7 @@
-"""Counts who holds how much of every parameter, in closed form, without a loop over ranks.
+"""Counts how much of every parameter ranks hold, in closed form, without a loop over ranks.
 
-A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). Where whole
-blocks are dealt (``blocks[3]``) sizes are expected ones, as exact fractions.
+A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). If whole blocks
+are dealt out (``blocks[3]``), sizes are expected ones, as exact fractions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class Part:
-    """The network that each of some neighbouring ranks trains in a round."""
+    """The network that each rank of a range trains in a round."""
 
     ranks: range
     lengths: Mapping[str, Number]
@@ -29,7 +29,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """The odds of an element's holders in the round before, or after. Elements that nobody held come from owners."""
+    """The odds that no rank, or another rank, held an element in the round before; they also hold for the round after.
+
+    Elements that no rank held come from owners.
+    """
 
     nobody: Number
     others: Number
@@ -39,10 +42,11 @@ class Origin:
 class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the least units of a group
-    for each rank. ``members``: ranks that take part in a round. ``redeal``: the fraction of units that change places;
-    None where all are flushed. ``shared_every``: rounds between means of undealt parameters, or 0. ``wire``: the form
-    of values that travel, with the ``slots`` of each parameter. ConfigError for a deal that cannot be made.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the smallest number of units
+    of a group for each rank. ``members``: the number of ranks that take part in a round. ``redeal``: the fraction of
+    units that change places; None if all return to owners. ``shared_every``: rounds between means of undealt
+    parameters, or 0. ``wire``: the form of values that travel, with ``slots`` more tensors for each parameter. Raises
+    ConfigError for a deal that cannot be made.
     """
 
     def __init__(
@@ -95,11 +99,11 @@ class Holdings:
         return bytes_of(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
-        """Count the bytes that each of these ranks gets from owners, and flushes: expected."""
+        """Return the expected bytes that each of these ranks gets from owners, and returns to them."""
         return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
-        """Count the bytes that each of these ranks gets from former holders: expected."""
+        """The expected bytes that each of these ranks gets from former holders."""
         return self._arriving(part, "others", self.ranks - 1)
 
     def _arriving(self, part: Part, origin: str, messages: int) -> Number:
@@ -110,7 +114,7 @@ class Holdings:
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Return the odds of former holders of an element of these ranks."""
+        """The odds on the former holders of an element that these ranks hold."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -131,7 +135,7 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Every tensor that travels, with bytes a value and scales a message."""
+        """Every tensor that travels, with the bytes of a value, and of a message's scales."""
         tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
@@ -143,7 +147,7 @@ class Holdings:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Count the bytes of these parameters once, as they travel round a ring."""
+        """The bytes of these parameters for one way round a ring."""
         if self._wire == "float32":
             return bytes_of(parameters, self.lengths)
         travelling = self.with_slots(parameters)
@@ -180,14 +184,14 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """Bytes that all ranks get from other owners: expected."""
+        """The expected bytes that all ranks get from other owners."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
             owners = min(rows, self.ranks)
             for part in self.parts:
                 first, stop = part.ranks.start, part.ranks.stop
-                # The rows that all these ranks own: the ends of their owners' blocks telescope.
+                # The number of rows that these ranks own together.
                 owned = rows * stop // self.ranks - rows * first // self.ranks
                 nobody = self.origin(parameter, part).nobody
                 size = parameter.size(part.lengths) * itemsize * nobody
@@ -197,7 +201,7 @@ class Holdings:
 
     @cached_property
     def served_bytes(self) -> Fraction:
-        """Bytes that all ranks get from the owner with the most rows."""
+        """The expected bytes that all ranks get from the owner with the most rows."""
         served = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)

@@ -17,13 +17,13 @@ from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
 
 MOST_WORK = 10**8
-"""The most work, rounds times pairs of ranks times units, for exact sums."""
+"""The largest work for exact sums: rounds times pairs of ranks times units."""
 
 
 def run_bytes(
     run: Run, architecture: Architecture, ranks: int, smaller: Mapping[int, Architecture] | None = None
 ) -> int | None:
-    """Return the bytes that all ranks send in a whole run of its seed; None where they are not known exactly."""
+    """The bytes that all ranks send in a whole run with its seed; None if they cannot be counted exactly."""
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
     names = {name for name, _ in run.phases()}
     if isinstance(run.method.shares, str) or "dynamic-averaging" in names or work > MOST_WORK:
@@ -52,7 +52,7 @@ def round_bytes(
 ) -> list[int]:
     """Return the bytes that each rank sends in a round, for its deal, perhaps with other ``shares``.
 
-    ``fresh``: whether it is the first round of its method in a job.
+    ``fresh``: True in the first round of its method in a job.
     """
     route, moved = _route(run, architecture, ranks, shares)
     return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()
@@ -79,7 +79,7 @@ def _route(
 ) -> tuple[Route, dict[str, Parameter]]:
     spec = spec_of(run.method.name)
 
-    @lru_cache(maxsize=4)  # a round's legs ask for its deal and both beside it, and a partly redealt one walks from 0
+    @lru_cache(maxsize=4)  # legs use the deals of three rounds; a partly redealt one is computed from round 0 on
     def deal(number: int) -> Layout:
         if spec.members(run, ranks) < ranks:
             members = draw_ranks(ranks, run.method.fraction, run.train.seed, number)

@@ -1,4 +1,4 @@
-"""The bytes between every two ranks in two given layouts, to the byte: the naive sum for plans and counters to meet."""
+"""The exact bytes between every two ranks, for two layouts: a naive sum that plans and counters must equal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +21,9 @@ def pair_bytes(
     exclude: Partition | None = None,
     wire: str = "float32",
 ) -> np.ndarray:
-    """Count the bytes from every rank to every other when all parameters move: ``[from, to]`` int64, exact.
+    """The bytes from every rank to every other if all parameters move: ``[from, to]`` int64, exact.
 
-    ``exclude``: a deal; of what it deals out only elements move that no rank has in it.
+    ``exclude``: a deal. Elements that any rank has in it do not move; parameters that it does not deal out move whole.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

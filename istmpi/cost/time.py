@@ -1,7 +1,7 @@
-"""Seconds of a round and an epoch: the α-β model on what `istmpi.cost.counts` counted.
+"""Seconds of a round and an epoch: the α-β model, applied to the counts of `istmpi.cost.counts`.
 
-Ranks compute at the same time and meet at the end of the round, so the slowest counts. A link is full duplex, and
-nothing but the ends of a message is ever the bottleneck.
+Ranks compute at the same time and meet at the end of the round, so the slowest counts. A link is full duplex. Only the
+ends of a message can be the bottleneck.
 """
 
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
-"""The backward pass's part of a step, behind which buckets hide."""
+"""The backward pass's part of a step, during which buckets are sent."""
 CROWDED = 2.5
-"""A factor, measured: an all-reduce beside a backward pass on the same cores takes so much longer."""
+"""The measured factor by which an all-reduce takes longer during a backward pass on the same cores."""
 COMPUTING = 0.95
-"""The fraction of its time that a rank shall compute."""
+"""The fraction of its time that a rank should compute."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A sending: seconds at any rate, bytes of the busiest rank, and time that hides it."""
+    """A transfer: its seconds at any rate, the bytes of the busiest rank, and the seconds that local steps hide."""
 
     fixed: float
     nbytes: float
@@ -75,7 +75,7 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """Return the least rate, in bits a second each way, at which a rank computes that part of its time."""
+    """The lowest rate, in bits a second each way, at which a rank computes the fraction ``computing`` of its time."""
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends

@@ -6,17 +6,18 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import AGGREGATION
 
 GATHERED = 2**24
-"""Numbers of nodes that are gathered at a time, where units are spread over ranks."""
+"""The number of values of nodes that are gathered at a time, if units are spread over ranks."""
 
 
 def unitwise(architecture: Architecture) -> bool:
-    """Return True for a network of a graph that `istmpi.evaluation.spread_units` knows all of."""
+    """Return True for a network for a graph that `istmpi.evaluation.spread_units` can spread."""
     return any(operator.kind == AGGREGATION for operator in architecture.operators)
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """Bytes of a forward pass over a whole graph, its units spread over ranks where they can be; 0 for other networks:
-    the input and all products of the widest layer.
+    """The bytes of a forward pass over a whole graph: the input and all products of the widest layer.
+
+    Units are spread over the ranks if they can be. It is 0 for other networks.
     """
     nodes = architecture.nodes[1]
     if not nodes:

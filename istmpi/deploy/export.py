@@ -1,4 +1,4 @@
-"""A checkpoint's network for other programs: safetensors and npz are written in pieces, torch and ONNX by PyTorch."""
+"""Exports a checkpoint's network: safetensors and npz are written in pieces, torch and ONNX by PyTorch."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Content:
     state: State
 
     def metadata(self, of_state: bool = False) -> dict[str, str]:
-        """Texts, all but one of them JSON, that go along with a program, or with a state that it is made of."""
+        """Texts that go along with a program or, with ``of_state``, with a state; all except "format" are JSON."""
         header = self.checkpoint.header
         values = {
             "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
@@ -74,10 +74,10 @@ def export(
     model: str | None = None,
     with_changed_source: bool = False,
 ) -> Export:
-    """Write a checkpoint's network as ``form``, beside the checkpoint unless a ``target`` is given.
+    """Write a checkpoint's network as ``form``, next to the checkpoint unless a ``target`` is given.
 
-    ``calibrate_on`` and ``model`` as for `CalibratedNetwork`. A class with another source than in training is refused
-    unless ``with_changed_source``. Raises DataError, ConfigError or OutputError.
+    ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has changed since training is
+    refused unless ``with_changed_source``. Raises DataError, ConfigError or OutputError.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
@@ -116,7 +116,7 @@ def export(
 def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None) -> State:
     if count := checkpoint.header.blocks:
         module = CalibratedNetwork(checkpoint, calibrate_on, model).module
-        module._forward_hooks.clear()  # a program takes no decision on values, as whether they are finite
+        module._forward_hooks.clear()  # a program cannot branch on values, for example if they are not finite
         return State([], problem=f"its network is {count} averaged subnets (evaluate.form)", module=module)
     if calibrate_on is None:
         require_calibrated(checkpoint)
@@ -130,7 +130,7 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
-    """Refuse numbers in or out that the float32 of a program does not tell apart."""
+    """Raise ConfigError if float32 cannot tell a program's inputs or outputs apart."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
@@ -146,7 +146,7 @@ _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C
 _SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 ONNX_LIMIT = 2**31 - 2**20
-"""The bytes of tensors in an ONNX file, a message of at most 2 GiB with the graph."""
+"""The most bytes of tensors in an ONNX file. With the graph they are one message of at most 2 GiB."""
 
 
 def _safetensors(content: Content, name: str) -> Parts:
@@ -175,7 +175,7 @@ def _safetensors(content: Content, name: str) -> Parts:
 
 
 def _npz(content: Content, name: str) -> Parts:
-    """An .npy for each tensor, and ``metadata``, a JSON text as bytes."""
+    """The file: an .npy for each tensor, and ``metadata``, a JSON text as bytes."""
     content.require_state()
     metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
 
@@ -194,7 +194,7 @@ def _npz(content: Content, name: str) -> Parts:
 
 
 def _torch(content: Content, name: str) -> Parts:
-    """``{"state_dict": ..., "metadata": ...}``, in memory, and beside it the program where its inputs are known."""
+    """The file ``{"state_dict": ..., "metadata": ...}`` and, if the inputs are known, the program next to it."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     if content.checkpoint.header.data.task == OWN:

@@ -1,4 +1,4 @@
-"""The code and the data that go with a checkpoint: others are refused, and no code is run unless the user names it."""
+"""The code and the data that fit a checkpoint. Others are refused. No code is run unless the user names it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from istmpi.tasks import OWN
 def runnable(
     checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
 ) -> Architecture:
-    """A checkpoint's network, ready to be built: with the class ``model`` where it is one of the user's own.
+    """A checkpoint's network, ready to be built, with the class ``model`` if it is one of the user's own.
 
-    It is tried on ``example``, the inputs of a batch, where data do not describe them; without, it only has weights.
+    It is tried on examples. If the data do not describe them, it is tried on ``example``, the inputs of a batch;
+    without one it is not tried, and refused if it ``runs``.
 
-    Raises DataError where the class is needed and not given, ConfigError where it makes another network.
+    Raises DataError if the class is needed and not given. Raises ConfigError if the class makes another network.
     """
     network, header = checkpoint.architecture, checkpoint.header
     if not is_own(header.run.model.name) and model is not None:
@@ -57,7 +58,7 @@ def runnable(
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:
-    """Return the deal whose subnets are a checkpoint's network side by side: that of its last round."""
+    """The deal of a checkpoint's last round. Its subnets side by side are the checkpoint's network."""
     run, first, last = header.run, 0, max(header.round - 1, 0)
     for name, rounds in run.phases():
         if first <= last:
@@ -68,7 +69,7 @@ def deal_of(header: Header, architecture: Architecture) -> Partition:
 
 
 def changed_source(network: Architecture) -> str:
-    """A note on a network whose class is not, to the last byte, the one that was trained; empty for others."""
+    """A note if the class's source is not, to the last byte, the one that was trained; otherwise ""."""
     source, code = network.table.source, network.code
     if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
         return ""
@@ -76,7 +77,7 @@ def changed_source(network: Architecture) -> str:
 
 
 def own_source(checkpoint: Checkpoint) -> str:
-    """The data of a checkpoint's run; DataError for code."""
+    """The source of a run's data. Raises DataError if it is code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
         raise DataError(f"{checkpoint.path} was trained on data from code, which runs only with --data {source}.")
@@ -84,7 +85,10 @@ def own_source(checkpoint: Checkpoint) -> str:
 
 
 def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
-    """Data that a checkpoint's network, perhaps of a class ``model``, takes, split and normalised as in training."""
+    """Data that fit a checkpoint's network, perhaps of the class ``model``: split and normalised as in training.
+
+    Raises DataError if the data do not fit.
+    """
     run = checkpoint.header.run
     test = TestSplit(run.data.test, run.train.seed)
     data = open_dataset(source, rank, run.data.length, model or "", test=test)
@@ -95,7 +99,6 @@ def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, m
 
 
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
-    """Refuse data of another kind than the network was trained on."""
     trained = checkpoint.header.data
     if not same_form(data.shape, trained.shape):
         shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))

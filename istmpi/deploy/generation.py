@@ -25,9 +25,9 @@ Following = Callable[[Sequence[int]], np.ndarray]
 
 
 def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a file, or of the standard input for ``-``; an empty one gives the end of the document before.
+    """The tokens of a file, or of standard input for ``-``. Empty text gives the token that ends a document.
 
-    DataError for text that cannot be read or encoded.
+    Raises DataError for text that cannot be read or encoded.
     """
     name = "standard input" if source == _INPUT else source
     with reading(f"{name} cannot be continued", "Give a prompt as a text file.", OSError, ValueError, NoTextError):
@@ -38,10 +38,10 @@ def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
 def continuation(
     following: Following, prompt: Sequence[int], window: int, end: int, count: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """The tokens, ``count`` at most, that follow a prompt up to the ``end`` of its document.
+    """Yield at most ``count`` tokens that follow a prompt, up to the ``end`` of its document.
 
-    Each is drawn by its logits over the temperature, by the seed and its number alone; 0 takes the likeliest. When text
-    outgrows the window its later half is kept, so that a cache serves for half a window.
+    Each is drawn by its logits over the temperature; 0 takes the likeliest. The draw depends only on the seed and the
+    token's number. If the text outgrows the window, its later half is kept, so that a cache serves for half a window.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -61,7 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """The next token's logits by a network for text: from a cache, where its ``forward`` takes one, or a window."""
+    """A function for the next token's logits. It uses a cache if ``forward`` takes one, otherwise a window."""
     cache: list = []
     seen: list[int] = []
 
@@ -88,7 +88,7 @@ def following(network: nn.Module, window: int) -> Following:
 
 
 def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of tokens, piece by piece as they come; bytes that are not UTF-8 are replaced."""
+    """Yield the text of tokens piece by piece, as they come. Bytes that are not UTF-8 are replaced."""
     if not tokenizer.json:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:

@@ -25,7 +25,7 @@ _CHUNK = 2**24
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor: in the checkpoint, to be multiplied by a factor, or in memory where it is small."""
+    """A tensor in the checkpoint, to be multiplied by a factor, or a small one in memory."""
 
     source: Tensor | np.ndarray
     factor: float = 1.0
@@ -43,7 +43,7 @@ class Values:
         return self.source.nbytes if isinstance(self.source, np.ndarray) else prod(self.shape) * ITEMSIZE[self.dtype]
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """The values as flat bytes, little-endian, some rows at a time."""
+        """Yield the values as flat bytes, little-endian, some rows at a time."""
         if isinstance(self.source, np.ndarray):
             values = self.source if self.factor == 1 else self.source * self.source.dtype.type(self.factor)
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -76,15 +76,15 @@ class State:
 
     layers: list[Layer]
     ties: Mapping[str, str] = field(default_factory=dict)
-    """The other names of a tensor that several modules share, each with the one that it has in the layers."""
+    """The other names of tensors that several modules share, each with the tensor's name in the layers."""
     untied: tuple[str, ...] = ()
-    """Names in the layers of tensors that the class shares and the full network does not."""
+    """The names in the layers of tensors that the class shares, but the full network does not."""
     problem: str = ""
     """The reason why the class cannot load this state; empty where it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
     """Factors of sums that go with the state (`istmpi.models.scaling.multiply_sums`)."""
     module: nn.Module | None = None
-    """The network itself, where it is none that a plain class makes."""
+    """The network itself, if no plain class makes it; otherwise None."""
 
     @property
     def tensors(self) -> dict[str, Values]:
@@ -92,9 +92,9 @@ class State:
 
 
 def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
-    """The layers from the examples as they are in the data to the outputs; dropout, which does nothing here, left out.
+    """The layers from the examples, as they are in the data, to the outputs. Dropout has no effect and is left out.
 
-    A stage's product has the stage's name; the layers behind it have their own name behind that.
+    A stage's product has the stage's name. The names of the layers after it are the stage's and their own.
     """
     layers = []
     network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
@@ -145,10 +145,10 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
 
 
 def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
-    """The state of a plain class; two layers that share a weight but not its factor no longer share it.
+    """The state of a plain class. Two layers that share a weight, but not its factor, no longer share it.
 
-    A product's factor is folded into its weight, the factor of a block's end into all its parameters. ``values``: of
-    every parameter; ``scale``: that of the full network.
+    A product's factor is folded into its weight, the factor of a block's end into all its parameters. ``values``: those
+    of every parameter. ``scale``: that of the full network.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class CalibratedNetwork:
-    """The whole network in memory; it scores examples, each by itself.
+    """The whole network in memory. It scores each example by itself.
 
-    Where the checkpoint was saved without calibration, ``calibrate_on`` names the data whose training split stands in.
-    ``model`` names the class of a network of one's own, which is then run.
+    ``calibrate_on``: data whose training split calibrates the network, if the checkpoint was saved without calibration.
+    ``model``: the class of a user's own network; its code is run.
     """
 
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
@@ -71,10 +71,10 @@ class CalibratedNetwork:
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
+        """Outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
 
-        Numbers that are predicted have the units of the data, a classifier's logits are divided by its temperature. A
-        network with several exits gives the outputs of the last one.
+        Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
+        with several exits gives the outputs of the last one.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 
@@ -102,7 +102,6 @@ class CalibratedNetwork:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Outputs:
-        """The outputs of the network itself."""
         return call(self.module, batch.to("cpu", self._architecture.dtype).inputs)
 
     def batch(self, x: np.ndarray) -> Batch:

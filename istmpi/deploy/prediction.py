@@ -1,4 +1,4 @@
-"""Examples in, one line of text for each out; a batch at a time."""
+"""Predictions as text, a line for each example, a batch at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_LOGITS = 2**25
 
 
 Predicted = tuple[Sequence[str | int], np.ndarray]
-"""Some examples and a network's outputs for them: ``[b, outputs]``."""
+"""The names of some examples, and a network's outputs for them, ``[b, outputs]``."""
 
 
 def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predicted]:
@@ -54,10 +54,11 @@ def lines(
     top: int | None = None,
     true: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """Yield predictions as text, block by block: ``form`` is ``csv``, with a line of column names first, or ``jsonl``.
+    """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column names, or ``jsonl``.
 
-    ``top`` = k gives the k likeliest labels with their probabilities, 0 all labels above 1/2. ``example`` names the
-    first column, ``named`` outputs that are no classes. ``true``: the true classes of all examples, for a column.
+    ``top``: the number of likeliest labels to give with their probabilities; 0 gives all labels above 1/2. ``example``:
+    the name of the first column. ``named``: the names of outputs that are not classes. ``true``: the true classes of
+    all examples, for a column.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
@@ -123,7 +124,7 @@ def node_lines(
     all_outputs: bool,
     form: str,
 ) -> Iterator[str]:
-    """A line for every node of a prepared graph: its class and the probability of that, or that of each label."""
+    """Yield a line for every node of a prepared graph: its class and probability, or the probability of each label."""
     logits = network.of_graph(_graph(source, features))
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
@@ -149,7 +150,7 @@ def _graph(source: str, features: int) -> GraphSplit:
 def ranked_lines(
     network: CalibratedNetwork, blocks: Iterable[Ragged], labels: int, top: int, loss: str, form: str
 ) -> Iterator[str]:
-    """The ``top`` labels of each row and their odds, from the largest: ``csv`` with a line of names, or ``jsonl``.
+    """Yield the ``top`` labels of each row with their odds, the largest first. ``form``: as for `lines`.
 
     The odds of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
     """

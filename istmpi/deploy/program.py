@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 Pair = tuple[np.ndarray, np.ndarray]
 
 EXAMPLES = 3
-"""The number of examples in the pass that is traced: not 1, which PyTorch takes for a number that never changes."""
+"""The number of examples in the traced pass. PyTorch would take 1 for a number that never changes."""
 OPSET = 18
 TOLERANCE = 1e-4
-"""Largest difference between the program's outputs and the network's, relative to the largest output."""
+"""The largest difference between the program's outputs and the network's, relative to the largest output."""
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it, and the rescaling of its outputs behind it."""
+    """A network with the normalisation of its examples before it, and the rescaling of its outputs after it."""
 
     def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: Pair | None, rescaling: Pair | None):
         super().__init__()
@@ -58,7 +58,7 @@ class Normalising(nn.Module):
 
 
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
-    """The whole network as a program, for examples as they are in the data; ConfigError where there can be none."""
+    """The whole network as a program, for examples as they are in the data. ConfigError if that is impossible."""
     tensors, code, name = whole_state(state), network.code, network.name
     if state.module or not network.stages:
         if code.sparse or code.graph:
@@ -82,7 +82,7 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
 
 
 def whole_state(state: State) -> dict[str, torch.Tensor]:
-    """The whole state in memory, tied tensors under all of their names."""
+    """The whole state in memory. Tied tensors have all of their names."""
     tensors = {}
     for name, values in state.tensors.items():
         content = np.concatenate(list(values.chunks())).view(values.dtype)
@@ -106,7 +106,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """The program of a module for any number of examples like the `EXAMPLES` of ``x``; ConfigError if none."""
+    """The program of a module for any number of examples like those of ``x``. ConfigError if it has none."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():
@@ -142,10 +142,7 @@ def require_onnx_exporter() -> None:
 
 
 def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str) -> bytes:
-    """The content of an ONNX file, as PyTorch's own exporter makes it.
-
-    Its outputs are ``exit1``, ``exit2``, ... and the last one ``output``.
-    """
+    """The content of an ONNX file, as PyTorch's own exporter makes it."""
     try:
         with _quietly():
             made = torch.onnx.export(

@@ -1,4 +1,4 @@
-"""A checkpoint's score on data, with the network where it is evaluated in training too: spread over the ranks."""
+"""A checkpoint's score on data. The network is spread over the ranks, as in evaluations during training."""
 
 import os
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ def evaluate(
     calibrate: bool = False,
     model: str | None = None,
 ) -> Evaluation:
-    """The loss and the score of a checkpoint's network on a split, by default of its own run's data. Collective.
+    """Loss and score of a checkpoint's network on a split, by default of its own run's data. Collective.
 
-    The normalisation is the file's where it has one, unless ``calibrate``. DataError on every rank for a checkpoint or
-    data that cannot be used, and where outputs are not finite.
+    The file's normalisation is used if it has one, unless ``calibrate``. Raises DataError on every rank if the
+    checkpoint or the data cannot be used, or if outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)

@@ -1,7 +1,7 @@
-"""The subnets of a deal side by side, whose outputs are averaged: the other form in which a network is scored.
+"""The subnets of a deal side by side, with averaged outputs: the other form in which a network is scored.
 
-Where units are dealt once (``method.redeal = 0``), nobody trains a weight between units of two ranks. The full network
-uses these weights as they were initialised; the subnets beside each other leave them out.
+If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
+network uses these weights as they were initialised. The subnets side by side leave them out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 STEP = 2**22
-"""Elements of outputs that ranks add up at a time."""
+"""The number of output elements that ranks add up at a time."""
 
 
 class Blocks(nn.Module):
-    """Some subnets of a deal, yet without weights; it returns their outputs' sum over the number of all subnets."""
+    """Some subnets of a deal, without weights at first. It returns their outputs' sum over the number of subnets."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
@@ -59,7 +59,7 @@ class Blocks(nn.Module):
 
 
 class SharedBlocks:
-    """The subnets of a deal spread over the ranks of a job; it is used as a `FullNetwork` is. Collective.
+    """The subnets of a deal, spread over the ranks. It is used like a `FullNetwork`. Collective.
 
     All ranks pass the same examples, each through its own subnets.
     """
@@ -74,10 +74,10 @@ class SharedBlocks:
         self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks])
         self._weight = 1.0 if numbers else 0.0  # a rank beyond the last subnet repeats one, which must not count
         self.moments: dict[str, Moments] = {}
-        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated."""
+        """Mean and variance of the units of all subnets' batch normalisations, from the last calibration."""
 
     def calibrate(self, *inputs: Any) -> None:
-        """Take the present weights, and the moments of the normalisations on the inputs of a batch."""
+        """Load the store's weights, and set the normalisations' moments to those of a batch of inputs."""
         self._take_weights()
         layers = self.module.layers
         for layer in layers.values():
@@ -87,7 +87,7 @@ class SharedBlocks:
             self.moments |= moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
-        """Take the present weights, and these moments in place of a calibration."""
+        """Load the store's weights, and set these moments in place of a calibration."""
         self._take_weights()
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
@@ -101,7 +101,7 @@ class SharedBlocks:
         """Do nothing: no rank needs anything from the others between two passes."""
 
     def release(self) -> None:
-        """Give back the memory of the weights until the next calibration."""
+        """Free the memory of the weights until the next calibration."""
         for weights in self.module.weights.values():
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)
@@ -128,7 +128,7 @@ class SharedBlocks:
 
 
 def with_values(architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]) -> Blocks:
-    """Return all subnets of a deal in one process, from the values of whole parameters."""
+    """The subnets of a deal in one process, with weights from whole parameters."""
     blocks = Blocks(architecture, deal, range(deal.ranks))
     for number, weights in blocks.weights.items():
         for name, parameter in weights.items():

@@ -1,4 +1,4 @@
-"""Scores of the full network: calibrated on a sample of the training data, run on a split."""
+"""Scores of the full network on a split, after calibration on a sample of the training data."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ FITTED_ON = 64
 
 @dataclass(frozen=True)
 class Score:
-    """The full network's result on a split: mean loss, mean score (accuracy, say) and the number of examples."""
+    """The full network's result on a split: mean loss, mean score (such as accuracy) and number of examples."""
 
     loss: float
-    """The loss as in training: that of standardised targets, where they are. NaN for a score of a user's program."""
+    """The loss as in training, so that of standardised targets if they are. NaN for a score of a user's program."""
     score: float
-    """The score in the units of the data; that of the last exit, where there are several."""
+    """The score in the units of the data; the last exit's, if there are several."""
     examples: int
     exits: tuple[float, ...] | None = None
-    """The score of every exit, where there are several."""
+    """The score of every exit if there are several, otherwise None."""
     bits_per_byte: float | None = None
     more: Mapping[str, float] | None = None
     form: str = "merged"
@@ -56,7 +56,7 @@ class Score:
 
 
 class Evaluator:
-    """A full network that is scored on splits, calibrated on a sample of the training data. Collective."""
+    """Scores a full network on splits, after calibration on a sample of the training data. Collective."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Evaluator:
         communicator: Communicator,
         trained_on: int | None = None,
     ):
-        """``trained_on``: the number of ranks in training, if it is another than here."""
+        """``trained_on``: the number of ranks in training, if it differs from the number here."""
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._architecture, self._store = architecture, store
         self._local = run.data.placement == "local"
@@ -75,8 +75,8 @@ class Evaluator:
         self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
-        """The number of training examples to calibrate on, of all ranks together."""
-        # A chain of stages passes them for nothing where it has no batch normalisation, as the replay has recorded it.
+        """The number of training examples to calibrate on, over all ranks."""
+        # A chain of stages passes them even without batch normalisations, as in the recorded replay.
         self._calibrates = bool(architecture.batch_norms) or bool(architecture.stages)
         if self._local:
             passes = []
@@ -94,7 +94,7 @@ class Evaluator:
 
     @property
     def share(self) -> float:
-        """The part of a run's FLOPs that its evaluations take; 0 for a whole graph, where it is not counted."""
+        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs are not counted."""
         run, data, ranks = self._run, self._dataset, self._communicator.size
         if self._graph:
             return 0.0
@@ -110,11 +110,11 @@ class Evaluator:
 
     @property
     def form_of_run(self) -> str:
-        """The form in which the run's network is scored: merged, blocks, or best of both."""
+        """The form in which the run's network is scored: merged, blocks, or best (the better of both)."""
         return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score a round's network in this form from now on. Collective."""
+        """Score the network in this form from now on; best is the form with the better score now. Collective."""
         self.network, self.form = self._merged, "merged"
         if not deal.units or form == "merged":
             return
@@ -134,7 +134,7 @@ class Evaluator:
         self.network, self.form = networks[form], form
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """The score on a whole split, or some rows of it, with the normalisation as it is."""
+        """The score on a split, or on some rows of it, with the present weights and moments."""
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
@@ -191,9 +191,9 @@ class Evaluator:
     def _sum_over(
         self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """The sum over the batches of a split's rows of ``totals_of``, of the outputs and a batch. Collective.
+        """Sum ``totals_of(outputs, batch)`` over the batches of these rows of a split. Collective.
 
-        DivergedError on every rank where outputs or totals are not finite.
+        Raises DivergedError on every rank if outputs or totals are not finite.
         """
         totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, rows):
@@ -222,7 +222,7 @@ class Evaluator:
         return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
-        """Take the normalisations' moments at the store's present weights."""
+        """Load the store's weights, and set the normalisations' moments by a pass of the calibration sample."""
         if not self._calibrates:
             self.network.load_moments({})
             return
@@ -232,9 +232,9 @@ class Evaluator:
         self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
 
     def temperature(self, split: str) -> float:
-        """The temperature of a classifier's logits, with the normalisation as it is. Collective.
+        """The temperature of a classifier's logits, with the moments as they are. Collective.
 
-        Fitted on a split, or on those training examples that the network was calibrated on.
+        It is fitted on a split; for "train", on the examples that the network was calibrated on.
         """
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
@@ -250,7 +250,7 @@ class Evaluator:
         return self._communicator.broadcast_from_root(fitted)
 
     def fitted_scale(self) -> dict[str, float]:
-        """The factors of the store's scale with which the training loss is least, at its present weights."""
+        """The factors of the store's scale that minimise the training loss at the store's weights."""
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
         count = min(len(rows), FITTED_ON)

@@ -1,4 +1,4 @@
-"""Leaves whose rows are spread over the ranks, for the same examples on all ranks or for each rank's own."""
+"""Computes leaves whose rows are spread over the ranks, for examples that ranks share or for each rank's own."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from istmpi.models.norms import Calibrated, Moments
 class SameExamples:
     """The exchange for examples that all ranks share: each computes with its own rows, and the outputs are gathered.
 
-    All ranks call the same leaves in the same order, even where a network branches on values: these are the same.
+    All ranks call the same leaves in the same order. A network may branch on values, because they are the same.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
-        """``contiguous``: outputs lie in memory as the layer itself leaves them, which a ``view`` may need."""
+        """``contiguous``: outputs are contiguous in memory, as the layer returns them. A ``view`` may need that."""
         self._store, self._communicator, self._contiguous = store, communicator, contiguous
 
     def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """The forward function of a leaf whose outputs stay spread: each rank its own."""
+        """A forward function of a leaf whose outputs stay spread: each rank computes those of its rows."""
         rows = owned_rows(leaf, self._store)[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
         return lambda *inputs, **named: leaf.outputs(rows, values, *inputs, **named)
 
     def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """The forward function of a leaf. Collective."""
         owned, of_rows = owned_rows(leaf, self._store), self.rows_of(leaf)
         rows_here = owned[self._store.rank]
 
@@ -67,8 +66,8 @@ class SameExamples:
 class OwnExamples:
     """The exchange for examples of each rank's own, which stay there: the rows come to them, one owner's at a time.
 
-    All ranks take part in a leaf's call, also those at another leaf or at the end of their examples: the first leaf
-    that anybody waits for is served, until nobody waits. Moments of batch normalisations come after all leaves.
+    All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
+    leaf that any rank waits for is served, until no rank waits. Moments of normalisations come after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -116,7 +115,7 @@ class OwnExamples:
         return lambda x: self._request(number, x)
 
     def finish(self) -> None:
-        """Take part in what the other ranks still need. Collective."""
+        """Serve the other ranks' calls until no rank waits. Collective."""
         self._request(None, None)
 
     def _request(self, number: int | None, what: Any) -> Any:

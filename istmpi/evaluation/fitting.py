@@ -1,8 +1,8 @@
 """Numbers of the full network that are fitted on all ranks: factors of its sums, and the temperature of its logits.
 
-The factors of the unit groups' contributions minimise the training loss, by Adam. The temperature, with which a
-classifier's probabilities are about as often right as they say, minimises the cross-entropy (Guo et al. 2017, arXiv
-1706.04599). It would be 0 where all examples are classified rightly, so targets are smoothed by 1/(n+2), as Platt did.
+Adam finds the factors of the groups' contributions that minimise the training loss. The temperature minimises the
+cross-entropy: a classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv
+1706.04599). It would be 0 if all examples were classified correctly, so targets are smoothed by 1/(n+2), as by Platt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""The first step of a logarithm: it changes a factor by a tenth. Later steps are smaller."""
+"""The first step of a factor's logarithm: it changes the factor by a tenth. Later steps are smaller."""
 _DECAYS = 0.9, 0.99
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
@@ -39,9 +39,9 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """The factors that minimise the loss over all ranks' batches, starting from the store's. Collective.
+    """The factors that minimise the loss over all ranks' batches. The search starts at the store's. Collective.
 
-    ``loss``: the sum over this rank's batch, as a function of the network's outputs.
+    ``loss``: a function of the network's outputs that returns the sum over this rank's batch.
     """
     bare = copy(store)
     bare.scale = bare.fitted = {}
@@ -80,9 +80,9 @@ def fitted_scale(
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The temperature for logits ``[n, classes]`` float64 and their labels ``[n]``, those of other ranks included.
+    """The temperature for all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if not finite.
 
-    ``summed``: the sum over ranks of an array. 1 where logits are not finite.
+    ``summed``: a function that adds up an array over ranks.
     """
     count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
     smoothing = 1 / (count + 2)

@@ -1,7 +1,7 @@
 """The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
 
-A gathered leaf has its whole weight on every rank. A sharded one keeps its rows where they are, and its outputs are
-gathered. `istmpi.cost.evaluation` says which are sharded.
+A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners, and its outputs are
+gathered. `istmpi.cost.evaluation` decides which leaves are sharded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 class FullNetwork:
     """The full network of the ranks' stores, with the weights of its last calibration.
 
-    ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: the
-    ranks' examples differ and stay where they are. Otherwise, where anything is sharded, all ranks pass the same ones.
+    ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
+    rank has other examples, which stay there. Otherwise, if anything is sharded, all ranks pass the same ones.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class FullNetwork:
         spread: bool = False,
         by_units: bool = False,
     ):
-        """``spread``: where the network's head is sharded its outputs are not gathered (`labels`).
+        """``spread``: the outputs of a sharded head are not gathered (`labels`).
 
-        ``by_units``: of a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
+        ``by_units``: for a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
         """
         self._by_units = by_units
         self._architecture, self._store, self._communicator = architecture, store, communicator
@@ -60,19 +60,19 @@ class FullNetwork:
         self.module: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
-        """The exchanges among ranks that each pass their own examples."""
+        """The exchange for examples of each rank's own; None if it is not used."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
-        """Mean and variance of every unit of the batch normalisations, as last calibrated."""
+        """Mean and variance of every unit of the batch normalisations, from the last calibration."""
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run it together on the same examples; otherwise each runs it on as many as it likes."""
+        """True if all ranks run it together on the same examples. Otherwise each rank runs any number of its own."""
         return bool(self._sharded) and not self._local_examples
 
     @property
     def labels(self) -> range | None:
-        """The outputs that this rank's forward pass gives; None for all."""
+        """The outputs that this rank's forward pass returns; None if it returns all."""
         if not self._spread:
             return None
         store, (weight, *_) = self._store, self._architecture.leaves[self._spread]
@@ -81,17 +81,17 @@ class FullNetwork:
 
     @property
     def shares_examples(self) -> bool:
-        """True if each rank passes some of the examples, and only sums travel."""
+        """True if each rank passes some of the examples, and only sums over them are sent."""
         return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
 
     def calibrate(self, *inputs: Any) -> None:
-        """Take the present weights, and the normalisations' moments on the inputs of a batch. Collective."""
+        """Load the stores' weights, and set the normalisations' moments to those of a batch of inputs. Collective."""
         self.calibrate_by(lambda: call(self.module, inputs))
 
     def calibrate_by(self, run: Callable[[], object]) -> None:
-        """Take the present weights, and the normalisations' moments while ``run`` passes a batch. Collective.
+        """Load the stores' weights, and set the normalisations' moments while ``run`` passes a batch. Collective.
 
-        With `shares_examples` they are over the batches of all ranks, which add up each layer's sums before they go on.
+        With `shares_examples` moments are over all ranks' batches: ranks add up each layer's sums before they continue.
         """
         layers = self.with_weights()
         self._calibrating = True
@@ -103,13 +103,13 @@ class FullNetwork:
         finally:
             self._calibrating = False
         self.finish()
-        if self._own:  # a network that branches on values may have left one out here
+        if self._own:  # this rank may have skipped a layer, if the network branches on values
             for name, moments in self._own.moments.items():
                 layers[name].moments = averaged(moments)
         self.moments = {name: layer.moments for name, layer in layers.items()}
 
     def load_moments(self, moments: Moments) -> None:
-        """Take the present weights, and these moments in place of a calibration. Collective."""
+        """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.with_weights().items():
             layer.moments = moments[name]
         self.moments = moments
@@ -120,18 +120,18 @@ class FullNetwork:
             return call(self.module, inputs)
 
     def finish(self) -> None:
-        """Take part in what the other ranks still need for examples of their own. Collective."""
+        """Serve the other ranks' calls until no rank waits, if examples are the ranks' own. Collective."""
         if self._own:
             self._own.finish()
 
     def release(self) -> None:
-        """Give back the memory of gathered weights until the next calibration."""
+        """Free the memory of gathered weights until the next calibration."""
         for parameter in self._gathered.values():
             parameter.data = parameter.data.new_empty(0)
 
     def with_weights(self) -> dict[str, BatchNorm]:
-        """Give the network the stores' weights; return its batch normalisations, without moments. Collective."""
-        if self._scale != self._store.full_scale:  # as well where it was not built before
+        """Load the stores' weights, and return the batch normalisations, without moments. Collective."""
+        if self._scale != self._store.full_scale:  # also true before the first build
             self._build()
         for name, parameter in self._gathered.items():
             parameter.data = self._store.whole(name, self._communicator)
@@ -153,7 +153,7 @@ class FullNetwork:
             return
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
-        # Stages take a transposed tensor: the sums of its replay were made of one.
+        # Stages keep transposed outputs, from which the recorded replay made its sums.
         exchange = self._own or SameExamples(store, self._communicator, not architecture.stages)
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}

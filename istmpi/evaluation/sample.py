@@ -1,4 +1,4 @@
-"""The examples of an evaluation: those of a split that are scored, and a sample to calibrate on."""
+"""The examples of an evaluation: those of a split that are scored, and a sample for calibration."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """The sorted numbers of ``count`` of a split's ``length`` rows, or one of ``share`` equal parts of them."""
+    """Draw ``count`` of ``length`` rows; return their sorted numbers. Each of ``share`` ranks draws a part."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

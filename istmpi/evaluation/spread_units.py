@@ -1,7 +1,7 @@
-"""A network of a graph, evaluated for all nodes at a time, with the units of each layer spread over the ranks.
+"""A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
 
-Between two products a unit needs no other, but for normalisations over a node's units, whose two sums are added up over
-the ranks. A product needs all units of a node: these are gathered for some nodes at a time.
+Between two products a unit needs no other. Only a normalisation over a node's units needs two sums, which are added up
+over the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def spread_units(
     communicator: Communicator,
     sharded: Collection[str],
 ) -> None:
-    """Let each layer of a network compute this rank's units, from products whose rows are ``sharded``. Collective.
+    """Make each layer of a network compute this rank's units, by products whose rows are ``sharded``. Collective.
 
-    The last product, whose weight is whole, adds up the ranks' contributions. ``network`` has no scale of its own.
+    The last product has its whole weight, and adds up the ranks' contributions. ``network`` has no scale.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
@@ -62,7 +62,7 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product that makes this rank's ``outputs`` of scaled inputs, of which each rank has so many units."""
+    """A product that computes this rank's ``outputs`` of scaled inputs. ``widths``: the units of each rank."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)
@@ -81,7 +81,7 @@ def _of_gathered(
 def _contribution(
     leaf: Leaf, units: range, factor: float, communicator: Communicator
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product with a whole weight that adds up what all ranks' units contribute to all outputs, scaled."""
+    """A product with a whole weight. It adds up what all ranks' units contribute to all outputs, scaled."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         parameters = leaf.module._parameters
@@ -93,8 +93,6 @@ def _contribution(
 
 
 def _normalised(epsilon: float, count: int, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer normalisation over so many units of all ranks, in their place."""
-
     def mean(sums: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(communicator.allreduce_sum(sums.numpy())).view(-1, 1) / count
 

@@ -9,7 +9,7 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """The network of a run's model section, whose table is written down; torch is imported once it is built."""
+    """The network of a run's model section, which must have a written table. Building it imports torch."""
     require_known(settings.name)
     code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
     table = table_of(code.name, Facts(code.inputs, outputs), code.settings)

@@ -1,5 +1,6 @@
-"""Sums over the neighbours of a graph's nodes: sparse products with the matrix of its edges, changed in place where no
-gradient needs them.
+"""Sums over the neighbours of a graph's nodes, as sparse products with the matrix of its edges.
+
+Results are changed in place where no gradient needs their old values.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
-"""The share of features that are not zero below which a training step multiplies these alone."""
+"""The largest share of non-zero features at which a training step multiplies only the non-zero ones."""
 
 SLOPE = 0.2
 
 
 class Edges:
-    """The edges of a batch of nodes: node i hears from ``columns[offsets[i] : offsets[i + 1]]``, ascending."""
+    """The edges of a batch of nodes. Node i has the neighbours ``columns[offsets[i] : offsets[i + 1]]``, ascending."""
 
     def __init__(self, offsets: torch.Tensor, columns: torch.Tensor):
         self.degrees = offsets.diff()
@@ -28,7 +29,7 @@ class Edges:
         self._places = torch.stack([rows, columns])
 
     def total(self, h: torch.Tensor) -> torch.Tensor:
-        """The sum of ``h`` ``[n, width]`` over each node's neighbours; in float32 under autocast."""
+        """Sum ``h`` ``[n, width]`` over each node's neighbours. Under autocast, the sum is in float32."""
         if torch.is_autocast_enabled(h.device.type):
             with torch.autocast(h.device.type, enabled=False):
                 return self.total(h.float())
@@ -36,21 +37,22 @@ class Edges:
         matrix = torch.sparse_coo_tensor(
             self._places, ones, (self._nodes, self._nodes), is_coalesced=True, check_invariants=False
         )
-        # torch.sparse.mm would make as many zeros first.
+        # torch.sparse.mm would first fill a result with zeros.
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
-        """The convolution of Kipf and Welling: ``D^-1/2 (A + I) D^-1/2 h``; ``h`` is changed where it is ``spare``."""
+        """Return ``D^-1/2 (A + I) D^-1/2 h``, the convolution of Kipf and Welling. ``spare``: ``h`` is overwritten."""
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
 
     def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
-        """The mean of ``values`` ``[n, heads, units]`` over each node and its neighbours, weighted by a softmax of
-        ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
+        """The weighted mean of ``values`` ``[n, heads, units]`` over each node i and its neighbours j.
+
+        The weights are a softmax over j of ``leaky_relu(to_self[i] + to_others[j])``. Both scores are ``[n, heads]``.
         """
         (rows, columns), heads = self._places, to_self.shape[1]
         selves = functional.leaky_relu(to_self + to_others, SLOPE)
@@ -64,7 +66,7 @@ class Edges:
 
 
 class Bias(nn.Module):
-    """Adds a number to each unit, zero at first."""
+    """Adds a learnt number to each unit, in place; zero at first."""
 
     def __init__(self, units: int):
         super().__init__()
@@ -78,14 +80,14 @@ NORMS = ("layer", "none")
 
 
 def norm_of(name: str, units: int) -> nn.Module:
-    """A layer normalisation without parameters, or nothing; ValueError for others."""
+    """A layer normalisation without parameters, or the identity. Raises ValueError for other names."""
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
 
 
 class Bags:
-    """Features ``[n, features]`` of which few are not zero: these, by rows and by columns."""
+    """Features ``[n, features]`` with few non-zero values. Only these are stored, ordered by rows and by columns."""
 
     def __init__(self, features: torch.Tensor):
         rows, columns = features.nonzero().unbind(1)
@@ -114,12 +116,12 @@ def _starts(numbers: torch.Tensor, count: int) -> torch.Tensor:
 
 
 with catch_warnings():
-    simplefilter("ignore")  # torch says once a process that sparse rows may change
+    simplefilter("ignore")  # torch warns once per process that its sparse rows are in beta
     torch.zeros(1, 1).to_sparse_csr()
 
 
 class _Product(torch.autograd.Function):
-    """``bags @ weight.T``; torch would sort the places anew in each step, for either direction."""
+    """``bags @ weight.T``. The orders by rows and by columns are given; torch would sort again in each step."""
 
     @staticmethod
     def forward(context, weight, bags):
@@ -132,16 +134,16 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""Features to their version and `Bags`."""
+"""The version and `Bags` of each tensor of features; None if too few are zero."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
-    """``dropout`` of ``features``: `Bags` in training where few are not zero."""
+    """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero ones become `Bags`."""
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))
     if version != features._version:
-        multiplies = features.dtype in (torch.float32, torch.float64)  # sparse rows: of others not on every device
+        multiplies = features.dtype in (torch.float32, torch.float64)  # others lack sparse products on some devices
         few = multiplies and torch.count_nonzero(features) <= FEW * features.numel()
         bags = Bags(features) if few else None
         _BAGS[features] = features._version, bags

@@ -1,6 +1,6 @@
-"""A network as the engine asks for it: the facts of its table, and with its code the module at any widths.
+"""A network as the engine sees it: the facts of its table and, if its code is given, its module at any widths.
 
-Torch is needed only where a module is built, so that a login node can plan.
+Torch is imported only when a module is built, so that a login node can plan.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Lengths, Scale = Mapping[str, int], Mapping[str, float]
 
 
 class Architecture:
-    """A network described by its table; it can be built where its code is given, too.
+    """A network described by its table. It can be built only if its code is given.
 
-    ``lengths``: the full length of every axis that has a name. Its other attributes are those of `Table`.
+    ``lengths`` has the full length of every named axis. The other attributes are described at `Table`.
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The nodes of a graph that a batch's example has, and all of them; other figures count nodes as examples."""
+    """The number of nodes in a batch's example, and in the whole graph. Other figures count a node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -58,24 +58,24 @@ class Architecture:
 
     @property
     def code(self) -> UserNetwork:
-        """Its class and all arguments; ConfigError where they were not given."""
+        """The network's class with all its arguments. Raises ConfigError if they were not given."""
         if self._code is None:
             raise ConfigError(f"{self.name} is your network: give its code, --model FILE.py:Class.")
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """This network, ready to be built, and run where it is ``tried``; ConfigError if the code makes another."""
+        """Return this network with its code; run it if ``tried``. ConfigError if the code makes another network."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
 
     @property
     def frozen(self) -> Mapping[str, torch.Tensor]:
-        """The values of frozen parameters, once the network was built here."""
+        """The values of the frozen parameters by name; empty before the first build here."""
         return self._code.frozen if self._code else {}
 
     def give(self, name: str, values: torch.Tensor) -> None:
-        """Give a frozen parameter other values than the constructor's."""
+        """Replace the values that the constructor gave to a frozen parameter."""
         self.frozen[name].copy_(values)
         self.code.given.add(name)
 
@@ -96,17 +96,17 @@ class Architecture:
         return {*self.blocks, *chain.from_iterable(sums)}
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
-        """The factor of a sum over units of these groups (not of a bias) at the given lengths.
+        """The factor of a sum over units of these groups at the given lengths. It does not apply to a bias.
 
-        ``scale``: the factor of each group's contributions in the full network, 1 by default: the share of the units
-        that a subnet has while it trains, as with dropout. With fewer units it is larger in proportion, so that sums
-        are as large in the full network as in any subnet. Behind a batch normalisation nothing is multiplied.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default. It is the share of units
+        that a subnet trains, as with dropout. A narrower network gets a larger factor: sums are as large as in the full
+        network. Sums directly before a batch normalisation need no factor.
         """
         each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
         return prod(each, start=1.0)
 
     def weight_factor(self, name: str, scale: Scale) -> float:
-        """The factor of a full parameter that stands for those of all products with it, and of its block's end."""
+        """The factor of a full parameter: that of its products and of the block that it ends."""
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
@@ -114,7 +114,7 @@ class Architecture:
 
     @cached_property
     def _ends(self) -> dict[str, tuple[str, ...]]:
-        """The modules that are ends of blocks, and the groups of these."""
+        """The modules that are ends of residual blocks, each with the groups of these blocks."""
         ends: dict[str, tuple[str, ...]] = {}
         for group, blocks in self.blocks.items():
             for end in {end for block in blocks for end in block.ends}:
@@ -122,10 +122,10 @@ class Architecture:
         return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
-        """The network at the given lengths: every parameter has the shape that its pattern gives.
+        """Build the network at the given lengths. ConfigError if a parameter has another shape than its pattern.
 
-        Its products, and what blocks add, are multiplied by their `factor` where ``scale`` is given. Where
-        ``blocks[3]`` has the length 0, that block is the identity.
+        If ``scale`` is given, sums over units and the outputs of blocks' ends are multiplied by their `factor`. A block
+        whose unit, such as ``blocks[3]``, has the length 0 becomes the identity.
         """
         from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
@@ -155,16 +155,16 @@ class Architecture:
         return network
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
-        """The network as `build` makes it, its parameters on the meta device if it can be."""
+        """Build the network as `build` does. If it has leaves, its parameters are on the meta device."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
         from istmpi.models.leaves import without_values
 
-        with without_values():  # buffers are computed, of which a network with a table written down has none
+        with without_values():  # buffers need the CPU; a network with a written table has none
             return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
 
     def plain(self, seed: int = 0) -> nn.Module:
-        """The network as its class makes it, with PyTorch's own batch normalisations."""
+        """Build the full network as its class does, with PyTorch's own batch normalisations."""
         from istmpi.models.trials import seeded
 
         with seeded(seed):
@@ -185,9 +185,9 @@ class Architecture:
         return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
 
     def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
-        """Let a network multiply its sums over units by the ``factor`` of their groups, asked for in each pass.
+        """Make a network multiply its sums over units by ``factor(groups)``.
 
-        A number stays the same in all passes, and 1.0 multiplies nothing; factors that change are tensors.
+        A float stays the same in all passes, and 1.0 multiplies nothing. Tensors may change: each pass asks again.
         """
         from istmpi.models.scaling import input_multiplied, multiply_sums
 
@@ -214,7 +214,7 @@ class Architecture:
             multiply_sums(network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
-        """The factors of sums in the full network that are in none of its weights, for `multiply_sums`."""
+        """The factors of calls in the full network that no weight can hold, for `multiply_sums`."""
         uses = self._keys_of_uses(self.lengths).items()
         return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
 
@@ -222,7 +222,7 @@ class Architecture:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Refuse, with a ConfigError, to deal out these groups, or names, where that cannot be trained."""
+        """Raise ConfigError if there are no groups, or if one cannot be dealt out or, if ``scaled``, be scaled."""
         cure = "Use another method, such as --method local-sgd"
         if not groups:
             problems = dict(self.table.undealt)
@@ -250,7 +250,7 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
-        """Refuse, with a ConfigError, lengths at which the network cannot be built and, where ``tried``, run."""
+        """Raise ConfigError if the network cannot be built at these lengths or, if ``tried``, cannot be run."""
         if has_table(self.name):  # it may be too large to be tried
             return
         try:
@@ -268,7 +268,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Refuse, with a ConfigError, first outputs that are not finite; return them, or None where it is not tried."""
+        """The initial network's outputs, None if it is not tried. ConfigError if they are not finite."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded
@@ -283,7 +283,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """The full network with initial values, those of leaves a block at a time."""
+        """Build the full network with initial values. Leaves draw theirs in each call, some rows at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare

@@ -1,8 +1,8 @@
-"""The arguments of networks' constructors: those of a name in `DATA_ARGUMENTS` are filled in from the data.
+"""The arguments of networks' constructors: those named in `DATA_ARGUMENTS` are filled in from the data.
 
-All others are settings, with the names, types and defaults of the constructor. Those of the networks that ship are read
-from their files' text, so that no network is imported; the class's docstring describes each in a clause that begins
-with its name: ````hidden``: widths.``
+All others are settings, with the names, types and defaults of the constructor. Built-in networks are not imported:
+their arguments are read from the text of their files. A class's docstring describes each argument in a clause that
+begins with its name: ````hidden``: widths.``
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DATA_ARGUMENTS = {
     "outputs": "the number of classes, or of values to predict",
 }
 ALSO_FILLED_IN = {"num_classes": "outputs", "n_classes": "outputs", "in_channels": "channels"}
-"""Names that others give to facts of the data. A run that sets one itself keeps it, as a setting like all others."""
+"""Other common names for facts of the data. A run may set such an argument itself, as an ordinary setting."""
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
@@ -41,13 +41,13 @@ WIDTHS = Annotated[
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
 ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
-"""The inputs of networks that accept no others."""
+"""The inputs of networks that accept only one kind."""
 _MISSING = inspect.Parameter.empty
 
 
 @cache
 def arguments_of(network: str) -> tuple[Field, ...]:
-    """Name, described type and default of each argument that no data fill in."""
+    """Return name, described type and default of each argument of a built-in network that is a setting."""
     module, _, name = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -65,9 +65,9 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The arguments of a network whose constructor may never see them; a single width serves as a list.
+    """Check the arguments of a built-in network without calling its constructor. A single width becomes a list.
 
-    ConfigError names ``source`` and the first argument of another type.
+    Raises ConfigError, which names ``source`` and the first argument of a wrong type.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -104,10 +104,10 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """The network of this name with these settings; ConfigError for whatever is wrong with it.
+    """The network of this name with these settings. Raises ConfigError if anything is wrong with them.
 
-    ``outputs``: 0 where the data do not tell. With an ``example`` settings may say what data tell otherwise.
-    ``network``: the class; else the code of a name is run.
+    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task, where
+    settings may give facts of the data. ``network``: the class; without it the code of ``name`` is run.
     """
     if name == "mlp" and (advice := TASKS[task].network):
         raise ConfigError(f"model.name = 'mlp' {advice}")
@@ -168,7 +168,7 @@ def user_network(
 
 @cache
 def _shipped(name: str) -> tuple[type[nn.Module], Source]:
-    # Reading all that its files import takes a tenth of a second, and nobody asks for the source behind a table.
+    # Reading the source of all its imports takes 0.1 s, and a network with a written table does not need it.
     place = place_of(name)
     return (load_class(place)[0], Source()) if has_table(name) else load(place)
 
@@ -180,7 +180,7 @@ def require_known(name: str) -> None:
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
-    """The arguments of a constructor that have a name, with their defaults."""
+    """The named arguments of a constructor, with their defaults."""
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:

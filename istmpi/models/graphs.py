@@ -1,5 +1,6 @@
-"""Networks of graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907), GraphSAGE with the mean over neighbours (Hamilton
-et al. 2017, arXiv 1706.02216), both wide as in GIST (arXiv 2102.10424); and GAT (Veličković et al. 2018, 1710.10903).
+"""Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907), GraphSAGE with the mean over neighbours (Hamilton
+et al. 2017, arXiv 1706.02216), both as wide as in GIST (arXiv 2102.10424); and GAT (Veličković et al. 2018,
+1710.10903).
 """
 
 from torch import nn
@@ -37,7 +38,7 @@ class GCN(nn.Module):
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]`` of nodes with features ``x``; i hears from ``columns[offsets[i]:offsets[i + 1]]``."""
+        """Logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, product in enumerate(self.products):
             if number == 0 and self.aggregate_first:
@@ -94,8 +95,9 @@ class SAGE(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads that each make ``units`` numbers of a node: a sum over what it hears from and itself, weighted by a softmax
-    of a leaky ReLU of what the head's units of both ends score.
+    """Attention heads. Each makes ``units`` numbers of a node: a weighted mean over the node and its neighbours.
+
+    The weights are the softmax of a leaky ReLU of two scores, one for each end of an edge.
     """
 
     def __init__(self, width: int, heads: int, units: int):

@@ -1,8 +1,8 @@
-"""The axes of a network's parameters that go with integers of its constructor: inferred by doubling, then proved.
+"""Infers which axes of the parameters belong to which integers of the constructor: by doubling, then by proof.
 
-An axis that doubles with an integer is ``a * units * b``. Where ``a * b`` is more than 1 there are several readings, as
-``(3 heads 64)`` and ``(heads 192)``; `istmpi.models.proof` refutes the wrong ones. An integer without a reading left
-cannot be dealt out.
+An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1, there are several
+readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof` refutes the wrong ones. An integer cannot
+be dealt out if no reading is left.
 """
 
 import itertools
@@ -33,12 +33,12 @@ class Finding:
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """A narrow network differs from the full one whose other units are silent."""
+    """True if a narrow network differs from the full one whose other units are silent."""
     problem: str = ""
     vague: bool = False
-    """The trial proves nothing."""
+    """True if the trial proves nothing: the outputs do not show the units' order."""
     blocks: tuple[ResidualBlock, ...] = ()
-    """Its units, where it counts blocks that are dealt out whole."""
+    """The blocks, if the integer counts blocks that are dealt out whole. Each is a unit."""
 
     @property
     def units(self) -> int:
@@ -64,12 +64,12 @@ class Inferred:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The full length of every other width that can be dealt out."""
+        """The full length of every width that can be dealt out, without counts of blocks."""
         return {name: length for name, length in self.lengths.items() if name not in self.blocks}
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters; ``full``, the network itself, gets other values."""
+    """Infer and prove the axes of a network's parameters. ``full``, the network itself, has its values overwritten."""
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
@@ -127,7 +127,7 @@ def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> d
 
 
 def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """The axes that double with a width, with a unit's positions on each; or the problem."""
+    """The axes that double with a width, each with its length divided by the width; or a problem as text."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -148,9 +148,10 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
 
 
 def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
-    """The readings ``AXES = {parameter: pattern}`` that a class declares for shapes that doubling leaves ambiguous.
+    """The readings that a class declares by ``AXES = {parameter: pattern}``, by width.
 
-    They are tried in place of all others, and proved like them. ConfigError for axes that are not the network's.
+    A declared reading replaces all others of an axis, and is proved like them. ConfigError if AXES does not fit the
+    network.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
@@ -193,7 +194,7 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
-    """The readings of a width under which its units can be permuted, or why there is none."""
+    """The readings of a width that the trials prove, or a single finding with the problem."""
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)
@@ -206,7 +207,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """The readings that one small network proves; ``last``: no other will be tried."""
+    """The readings that one small network proves, or the problem. ``last``: no other trial will follow."""
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
@@ -233,7 +234,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """A finding for each width, so that no two cross on an axis; the surest choose first."""
+    """Choose a finding for each width so that all widths of an axis nest. Widths that are not spanned choose first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
@@ -246,7 +247,7 @@ def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tupl
 
 
 def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The first parameter on an axis of which widths cross."""
+    """The first parameter with an axis on which the widths do not nest; empty if there is none."""
     for name, shape in shapes.items():
         if None in (_axis(findings, (name, place), length) for place, length in enumerate(shape)):
             return name
@@ -254,7 +255,7 @@ def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
-    """An axis with its factors, outermost first; None where the widths cross."""
+    """An axis with its factors, the outermost first; None if its widths do not nest."""
     widths = [(finding.axes[place][1], finding.width) for finding in findings if place in finding.axes]
     factors, left = [], length
     for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
@@ -271,16 +272,16 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Functions that give axes of the same kind, which are read alike, the simplest guess first."""
+"""Functions that give the kind of an axis. Axes of one kind are read alike. The simplest guess is first."""
 
 
 def _readings(
     ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, read: Collection[str]
 ) -> Iterator[Reading]:
-    """Yield the ways to read the axes: axes of a kind alike, and some as they are declared.
+    """Yield readings of the axes: axes of one kind are read alike, and ``fixed`` axes as they are declared.
 
-    ``ratios`` are in the order in which the axes are read. ``read``: the parameters that were read where the last way
-    showed to be wrong, as do all that differ from it in others alone.
+    ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used before the last
+    reading failed. A reading that differs from it only in other parameters would fail too, and is skipped.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

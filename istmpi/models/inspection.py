@@ -1,6 +1,6 @@
-"""An inspection of a network before it is trained: it makes the network's table, or refuses what cannot be trained.
+"""Inspects a network before training: makes its table, or refuses a network that cannot be trained.
 
-The network is built twice in its full size, with different random numbers, and run on two examples.
+The network is built twice in full size, with different random numbers, and run on two examples.
 """
 
 import zlib
@@ -32,7 +32,7 @@ PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 Leaves = dict[str, tuple[str, ...]]
 Contents = Mapping[str, tuple[int, float | None]]
-"""The checksum of every tensor, and the value that all of its elements have, if they do."""
+"""The checksum of every tensor, and the value of its elements if all are equal, otherwise None."""
 
 
 def inspect(network: UserNetwork) -> Table:
@@ -40,12 +40,11 @@ def inspect(network: UserNetwork) -> Table:
 
 
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
-    """The table of a network, and the finding of each width."""
     again = built(network, seed=1)
     require_trainable(network, again)
     second = _contents(_tensors(again))
     inferred = infer(network, again)
-    del again  # there need not be memory for both
+    del again  # so that both need not fit into memory
     module = built(network, seed=0)
     first = _contents(_tensors(module))
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
@@ -109,10 +108,11 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 def _evaluated(
     network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
 ) -> tuple[Recorder, dict[str, bool], int, str]:
-    """A record of a forward pass in evaluation; refuses batch normalisations that it does not call.
+    """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not called.
 
-    Returns as well the products that are called, False where their outputs go straight into a batch normalisation
-    alone; the number of outputs; and the product that made the last output as it stands.
+    Also returns: the products that are called, each with False if its outputs go unchanged into one call of a batch
+    normalisation and nowhere else; the number of exits; and the product whose output the network returns unchanged, or
+    "".
     """
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
@@ -140,16 +140,19 @@ def _evaluated(
             )
     bare: dict[str, bool] = {}
     for number, (name, output, _) in enumerate(outputs):
-        # A layer's own call reads its output as well where it writes into it.
+        # A layer that writes into its output also reads it.
         elsewhere = recorder.readers.get(storage_of(output), set()) - {*norms, name}
-        # The moments of several calls are averaged: of inputs that differ in scale some would count for more.
+        # Moments are averaged over calls. Inputs of larger scale would weigh more.
         bare[name] = bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
     head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
     return recorder, bare, network.exits_of(returned), head
 
 
 def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """A record of a forward pass in training, True if it draws random numbers; refuses what cannot be trained."""
+    """Record a forward pass in training. Also returns True if the pass draws random numbers.
+
+    Raises ConfigError if the network cannot be trained.
+    """
     before = _contents(module.named_buffers())
     recorder, outputs, draws = followed(network, module, True)
     if not outputs.requires_grad:
@@ -186,7 +189,7 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Blocks without ends that attention reads and never calls; their parameters are ``folded`` now."""
+    """The blocks without those ends that attention reads but never calls; ``folded`` with these ends' parameters."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -211,9 +214,10 @@ def _initial(
     first: tuple[int, float | None],
     second: tuple[int, float | None],
 ) -> tuple[float, float]:
-    """Bound and centre of a parameter's initial values, from its contents after two constructions.
+    """Return bound and centre of a parameter's initial values, from its contents in two constructions.
 
-    The bound follows from the length that products with it sum over; one in no product keeps its mean and deviation.
+    The bound follows from the number of inputs of products with the parameter. A parameter in no product keeps its mean
+    and standard deviation.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
@@ -231,10 +235,11 @@ def _initial(
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """The layers, with the names of their parameters, that compute alike wherever their rows lie.
+    """The layers that compute the same wherever their rows lie, each with the names of its parameters.
 
-    It is tried on a small network. Each leaf has its weight only while it is called itself, and the outputs must be, to
-    the last bit, those of the network as its constructor makes it. Layers of a weight that is read elsewhere are none.
+    They are tried on a small network, or on the full one if that fails. Each layer has its weight only during its own
+    call. The outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is
+    read elsewhere.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():
@@ -267,7 +272,7 @@ def _with_leaves(
     leaves: Leaves,
     x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
-    """The outputs, None where it fails; and the parameters that were read elsewhere."""
+    """The outputs, or None if the pass fails, and the parameters that were read outside their layers."""
     outputs = None
     try:
         with without_values():
@@ -277,7 +282,7 @@ def _with_leaves(
             parameter.data = values[name]
         for leaf in leaves_of(module, leaves).values():
             leaf.replace(partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()}))
-    except Exception:  # a constructor of somebody else's, with parameters that it did not expect
+    except Exception:  # a user's constructor may not accept such parameters
         return None, set()
     with suppress(ConfigError), seeded():
         outputs = network.forward(module, *x)

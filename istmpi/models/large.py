@@ -1,6 +1,6 @@
-"""A network that no rank may hold, ``LARGE = True``: its table is found with few units, and written out for all.
+"""A network that is too large for a rank, ``LARGE = True``: its table is found with few units, then enlarged.
 
-What depends on the number of units in another way than by shapes, as ``GroupNorm(min(8, c), c)``, is not seen then.
+An effect of the number of units other than on shapes, as in ``GroupNorm(min(8, c), c)``, is not noticed.
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork
 
 KEPT = 64
-"""The most units of a width in the network that is inspected."""
+"""The largest number of units of a width in the network that is inspected."""
 LEAST = 8
-"""The fewest units of a preferred divisor."""
+"""The smallest number of units that is preferred because it divides the width."""
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network, of a class that is ``LARGE`` found with few units."""
+    """The table of a network. If its class is ``LARGE``, the table is found with few units."""
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
 
@@ -28,7 +28,7 @@ def _with_few_units(network: UserNetwork) -> Table:
     lengths, kept = {name: _few(width.length) for name, width in network.widths.items()}, {}
     while True:
         table = inspect(replace(network, settings=network.settings_at(lengths | kept)))
-        # What is not dealt out, or counts blocks, decides on shapes and names.
+        # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on them.
         fixed = {
             name: width.length for name, width in network.widths.items() if name in {**table.undealt, **table.blocks}
         }
@@ -58,7 +58,7 @@ def _with_few_units(network: UserNetwork) -> Table:
             )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
         bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
-        if bound and name not in bounds:  # perhaps of a sum over an axis of the weight, which is longer
+        if bound and name not in bounds:  # it may come from an axis of the weight, which is longer in full
             axes = Pattern.parse(weight.axes).axes
             lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
         if len(lengths) > 1:

@@ -1,7 +1,7 @@
 """Leaves of a network: layers that can compute with a part of their weight's rows.
 
-Only such a layer's own call is replaced. Its weight is not there meanwhile for anybody else (`Elsewhere`), so that
-nobody can read a part of it for the whole.
+Only the layer's own call is replaced. For any other use the weight is absent (`Elsewhere`), so that its part is never
+mistaken for the whole.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer of a network, and the names of its parameters there: ``weight``, and perhaps ``bias``."""
+    """A layer of a network, with the names that its ``weight`` and, if it has one, ``bias`` have there."""
 
     module: nn.Module
     names: Mapping[str, str]
 
     @property
     def of_inputs(self) -> bool:
-        """The weight's rows are inputs, whose contributions are added; else outputs, side by side."""
+        """True if the weight's rows are inputs, whose contributions are added; False if they are outputs."""
         return isinstance(self.module, TABLES)
 
     @property
     def axis(self) -> int:
-        """The axis of the outputs, from the end, along which rows of outputs lie."""
+        """The axis of the outputs along which the rows lie, counted from the end."""
         return -1 - len(getattr(self.module, "kernel_size", ()))
 
     def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The outputs of these rows for the layer's inputs, or their contribution to all outputs."""
+        """The outputs of these rows or, if rows are inputs, their contribution to all outputs."""
         if isinstance(self.module, nn.Embedding):
             return _looked_up(rows, values["weight"], *inputs, **named)
         if isinstance(self.module, nn.EmbeddingBag):
@@ -55,7 +55,7 @@ class Leaf:
         return self.whole(values, *inputs, **named)
 
     def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The outputs of the layer's own forward with these parameters."""
+        """Call the layer's own forward with these parameters."""
         parameters = self.module._parameters
         kept = dict(parameters)
         parameters.update(values)
@@ -65,7 +65,7 @@ class Leaf:
             parameters.update(kept)
 
     def block_by_block(self, make: Callable[[str, tuple[int, ...]], torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A forward with values that ``make`` gives for a name and a shape, some rows at a time."""
+        """A forward function that gets its values from ``make(name, shape)``, some rows at a time."""
         shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
         length = shapes["weight"][0]
         step = max(BLOCK // prod(shapes["weight"][1:]), 1)
@@ -84,7 +84,6 @@ class Leaf:
         return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
-        """Put another forward in place of the layer's own; hooks stay as they are."""
         self.module.forward = forward
 
 
@@ -129,7 +128,7 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules whose kind may be a leaf, with their parameters' names."""
+    """The modules whose class can be a leaf, with their parameters' names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     leaves = {}
     for path, module in network.named_modules():
@@ -148,8 +147,10 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here: any use but of its shape and dtype raises RuntimeError, and sets
-    ``read``."""
+    """A parameter whose values are not here. Its shape, dtype and device can be read.
+
+    Any other use raises RuntimeError and sets ``read``.
+    """
 
     read = False
     name = ""
@@ -188,7 +189,7 @@ class Elsewhere(torch.Tensor):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Networks that are built meanwhile have parameters on the meta device, and buffers as always."""
+    """Put trainable parameters of networks that are built in this context on the meta device, but no buffers."""
     replaced: Any = WeakIdKeyDictionary()
 
     def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -209,7 +210,7 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network of shapes alone; its buffers have values where its constructor wants a device."""
+    """A network of shapes only. Its buffers have values if its constructor refuses the meta device."""
     try:
         with torch.device("meta"), without_values():
             return build()
@@ -219,8 +220,7 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _Unfilled(Watching):
-    """Leaves out changes in place on the meta device, for which PyTorch would import its decompositions, for
-    seconds."""
+    """Skips operations in place on the meta device: PyTorch would import its decompositions for them, for seconds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
@@ -229,7 +229,7 @@ class _Unfilled(Watching):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters ``elsewhere`` of a network, which are on the meta device; return the others, emptied."""
+    """Replace the parameters named in ``elsewhere`` by `Elsewhere`. Return the others, emptied, to be filled."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):
@@ -242,7 +242,7 @@ def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Para
             elif parameter.is_meta:
                 if name not in made:
                     made[name] = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"), False)
-                setattr(module, key, made[name])  # a recurrent layer has them in a list as well
+                setattr(module, key, made[name])  # a recurrent layer also has them in a list
             else:
                 made[name] = parameter.requires_grad_(False)
                 parameter.data = parameter.data.new_empty(0)

@@ -1,8 +1,8 @@
-"""Linear layers whose gradient stays in place, and can be sent in parts while the rest is still being computed.
+"""Linear layers whose gradient stays in the same memory. Parts of it can be sent before the rest is computed.
 
-A last layer of very many labels has the logits of one block of labels at a time in training. The backward pass goes
-through the blocks again and computes the logits anew (a fourth product beside three); those of a single block are kept.
-Plain SGD updates a block's weights as soon as their gradient is computed.
+In training, a last layer of very many labels has the logits of only one block of labels in memory. The backward pass
+computes them again (a fourth product beside three), unless there is only one block. Plain SGD updates a block's weights
+as soon as their gradient is computed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SMALL = 2**17
 
 
 class Linear(nn.Linear):
-    """torch's layer, except that the gradient of its weight is written into the same memory in every step.
+    """PyTorch's layer, except that the gradient of its weight is written into the same memory in every step.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. ``made``, if it is set, is called in the
-    backward pass with the number of elements of ``weight.grad`` that are final.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, the backward pass calls
+    it with the number of leading elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
-    """Forward passes whose backward pass is still to come."""
+    """The number of forward passes whose backward pass is still to come."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
@@ -54,8 +54,10 @@ class Linear(nn.Linear):
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """A function that adds to rows of ``weight.grad``, or begins them, from gradients of products ``[batch, rows]``
-        and inputs; to be called for all rows, in their order.
+        """A function that writes rows of ``weight.grad``, or adds to them. Call it for all rows in order.
+
+        Its arguments: the slice of rows, the gradient of products ``[batch, rows]``, and the inputs
+        ``[batch, inputs]``.
         """
         self._awaited -= 1
         weight = self.weight
@@ -75,7 +77,6 @@ class Linear(nn.Linear):
         return add
 
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
-        """Add to ``weight.grad``, or begin it."""
         weight = self.weight
         awaited = self.made is not None and self._awaited == 1
         rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if awaited else len(weight)
@@ -96,7 +97,7 @@ def release_gradients(network: nn.Module) -> None:
 
 
 class _Product(Function):
-    """``functional.linear``; the weight's gradient goes to the layer."""
+    """``functional.linear``, except that the layer itself adds up its weight's gradient."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, layer):
@@ -115,15 +116,15 @@ class _Product(Function):
 
 
 class LabelBlocks(Linear):
-    """A linear layer; once ``deferred`` is set, it returns `Deferred` losses in training."""
+    """A linear layer over labels. Once ``deferred`` is set, it returns `Deferred` losses in training, not logits."""
 
     deferred = False
     rate: float | None = None
-    """The learning rate of plain SGD that steps in the backward pass; else None."""
+    """The learning rate, if plain SGD takes its step in the backward pass; otherwise None."""
     decay = 0.0
 
     def __init__(self, inputs: int, labels: int, block: int = 0):
-        """``block``: the number of labels whose logits are in memory at a time; 0 for all."""
+        """``block``: the number of labels whose logits are in memory at a time; 0 means all."""
         super().__init__(inputs, labels)
         self.block = block
 
@@ -165,7 +166,7 @@ def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
 
 
 class _Losses(Function):
-    """The losses of examples, block by block; the weight's gradient goes to the layer, where its memory is."""
+    """The losses of examples, computed block by block. The layer adds up its weight's gradient, or takes a step."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str) -> Any:

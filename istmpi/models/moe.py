@@ -1,4 +1,4 @@
-"""A decoder for text whose feed-forward units are experts, of which a token takes the best (arXiv 2101.03961)."""
+"""A decoder for text whose feed-forward units are experts. Each token uses its best ones (arXiv 2101.03961)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 from istmpi.models.transformer import Transformer
 
 ALIGNED = 16
-"""Bytes that must divide a row for `torch.nn.functional.grouped_mm`."""
+"""The number of bytes of which a row must be a multiple for `torch.nn.functional.grouped_mm`."""
 
 
 class MoE(Transformer):
@@ -57,7 +57,7 @@ class MoE(Transformer):
 
 
 class Experts(nn.Module):
-    """A mean over the best experts of those held, by a softmax over these."""
+    """A mean over each token's best ``top`` experts of those held, weighted by a softmax of their scores."""
 
     def __init__(self, embed: int, experts: int, hidden: int, top: int, balance: float, z: float):
         super().__init__()
@@ -104,7 +104,7 @@ class Experts(nn.Module):
 
 
 def with_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` as it is; a backward pass through it reduces the scalar ``loss``, too, as if it were added."""
+    """Return ``x`` unchanged. A backward pass through it also adds the gradient of the scalar ``loss``."""
     return _WithLoss.apply(x, loss)
 
 

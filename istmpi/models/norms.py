@@ -1,4 +1,4 @@
-"""Batch normalisation without running statistics, whose moments can be set once the full network is calibrated."""
+"""Batch normalisation without running statistics. Moments can be set when the full network is calibrated."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 
 
 class Calibrated:
-    """A normalisation of every unit over the batch, or by ``moments`` once they are set: ``[batch, units, ...]``.
+    """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments`` once they are set.
 
-    Running statistics of a subnet, whose units see fewer inputs, would be wrong in the full network.
+    It has no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
     """
 
     moments: Moments | None = None
     """Mean and variance of every unit, ``[units]`` each."""
     each = False
-    """Every example is normalised by itself while there are no moments."""
+    """True if every example is normalised by itself while there are no moments."""
 
 
 class BatchNorm(Calibrated, nn.Module):
@@ -44,7 +44,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """The normalisation of another class, which reads running statistics: the moments."""
+    """A normalisation of another class, which reads running statistics. They hold the moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -66,7 +66,7 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations, and instance normalisations with running statistics, into such without."""
+    """Turn batch normalisations into `Calibrated` ones, in place; also instance ones with running statistics."""
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
@@ -79,7 +79,7 @@ def convert_batch_norms(network: nn.Module) -> None:
 def built(
     network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
 ) -> nn.Module:
-    """A network as its constructor makes it, but for its batch normalisations; ``seed`` draws its numbers."""
+    """Build a network and convert its batch normalisations. Its initial values depend on ``seed`` alone."""
     with seeded(seed), torch.device(device):
         module = network.build(lengths)
     convert_batch_norms(module)
@@ -95,7 +95,7 @@ def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tupl
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Each normalisation takes the moments of its input, in a forward pass within; the mean of several calls'."""
+    """Set each layer's moments to those of its inputs in a forward pass in this context; of several calls, the mean."""
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -114,7 +114,7 @@ def averaged(moments: Sequence[Moments]) -> Moments:
 
 
 def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
-    """Mean and variance ``[units]`` of ``[batch, units, ...]``; ``each``: the mean of the examples' own variances."""
+    """Mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the examples' variances."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
     return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance

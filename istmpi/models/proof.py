@@ -1,8 +1,8 @@
-"""A reading of the axes that go with a width, tried on a small network with random weights.
+"""Tests readings of a width's axes on a small network with random weights.
 
-Permuting a layer's units in all parameters at once must leave the outputs as they were. A network that is built with
-some of the units must compute the same as the full one whose other units are silent, unless something spans them: a
-normalisation, or a scale by their number.
+If a reading is right, permuting the width's units in all parameters at once does not change the outputs. A narrower
+network then also computes the same as the full one whose other units are silent. The exception is a network in which
+something spans the units: a normalisation, or a scale by their number.
 """
 
 import itertools
@@ -21,8 +21,8 @@ from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, ru
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
-"""Units of a width in the networks that are tried, if the constructor takes so few. Primes that divide no other factor
-of an axis: else a wrong reading may permute another width's units, and change nothing."""
+"""The numbers of units to try for a width. They are primes that divide no other factor of an axis: otherwise a wrong
+reading may permute another width's units and change nothing."""
 DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
@@ -33,11 +33,11 @@ RANDOM = frozenset(
 )
 
 Place = tuple[str, int]
-"""A parameter and the number of one of its axes."""
+"""A parameter's name and the number of one of its axes."""
 Reading = Mapping[Place, tuple[int, int]]
-"""The order of a width's units on each axis: ``(a, b)`` of ``a * units * b``."""
+"""The order of a width's units on each axis: ``(a, b)`` if the axis is ``a * units * b``."""
 Moving = Mapping[str, Mapping[Place, int]]
-"""The axes that double with each width, and a unit's positions there."""
+"""The axes that double with each width, with the axis's length divided by the width."""
 
 
 class Trial:
@@ -64,8 +64,10 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """The network with the fewest units that the constructor takes; widths that share an axis with this one
-        stay."""
+        """Build the network with the fewest units that its constructor accepts. ConfigError if none runs.
+
+        Widths that share an axis with this one, or with one of those widths, keep their length.
+        """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
@@ -91,7 +93,7 @@ class Trial:
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The outputs; ``made`` takes each module's output, in order."""
+        """The outputs. ``made`` collects each module's first output, in the order of calls."""
 
         def note(name: str, _: nn.Module, __: object, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
@@ -105,7 +107,7 @@ class Trial:
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
-        """The first module behind which permuting shows; empty if none."""
+        """The first module whose output shows that units are permuted; empty if the outputs stay the same."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
             if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
@@ -115,13 +117,16 @@ class Trial:
         return ""
 
     def read_before(self, module: str) -> Sequence[str]:
-        """The parameters that are read before a module is done, in order; all of them for none."""
+        """The parameters that are read before a module's first call ends, in the order of their first use.
+
+        A name of no module gives all parameters. Those that are never read come last.
+        """
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """Return the name of a parameter whose permutation has no effect, which proves nothing; "" if none.
+        """A parameter whose permutation alone does not change the outputs, so it proves nothing; "" if none.
 
-        ``sure``: other random weights told no more; any reading is right of one that the outputs do not depend on.
+        ``sure``: no other random weights will be tried. A parameter that has no effect at all then does not count.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
@@ -142,7 +147,6 @@ class Trial:
         return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
-        """Return True if a narrow network differs from this one whose other units are silent."""
         narrow, units = self._narrow()
         if narrow is None:
             return True
@@ -158,7 +162,7 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The widest smaller network that can be built and run, and its units; ``(None, 0)`` if none."""
+        """The widest smaller network that runs, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})
@@ -178,7 +182,7 @@ class Trial:
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
     """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
 
-    A constructor may make another network of many units, and a forward another computation in training.
+    A constructor may make another network for many units, and a forward may compute differently in training.
     """
     if not readings:
         return {}
@@ -195,7 +199,7 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
-    with suppress(ConfigError):  # single precision is enough where rounding is no more than is allowed in double
+    with suppress(ConfigError):  # float32 is enough if its outputs agree as closely as those in float64 must
         examples = network.examples(AT_OWN_SIZE, torch.float32)
         x, expected = shortly(network, examples, lambda *x: run(x, {}, False))
         pairs = ((run(x, readings, on), run(x, {}, on) if on else expected) for on in (False, True))
@@ -216,7 +220,7 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
 
 
 class _Reads(Watching):
-    """Notes in which order some values are read while it is entered."""
+    """Records in ``names`` the order in which tensors of ``values`` are first read, while the mode is active."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
@@ -231,7 +235,7 @@ class _Reads(Watching):
 
 
 class Steady(Watching):
-    """Random numbers are constants while it is entered."""
+    """Replaces random numbers by constants while the mode is active."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

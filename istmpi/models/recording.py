@@ -1,4 +1,4 @@
-"""The operations of a forward pass as PyTorch computes them: products with their sizes, normalisations, and sums."""
+"""Records the operations of a forward pass as PyTorch computes them: products, normalisations and sums."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ NORMALISATIONS = {
     "_fused_rms_norm",
 }
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
-"""Operations that add their first tensor and the result of the others."""
+"""Operations that add something to their first tensor."""
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""The operand of each product whose last axis is summed over."""
+"""The index of the first factor of each product. Its last axis is summed over."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
-"""Operations behind which weights still add up to 1 along an axis."""
+"""Operations that leave weights as they are: after them, the weights of a softmax still count as weights."""
 MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
-"""Operations that leave values as they are."""
+"""Operations that only move or copy values."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A product, or a normalisation, which has its numbers as its only size."""
+    """A product or a normalisation. The only size of a normalisation is the number of values that it returns."""
 
     module: str
     kind: str
     parameter: str
     sizes: tuple[int, ...] = field(compare=False)
-    """Rows, inner and columns for all examples."""
+    """Rows, inner length and columns of a product, for all examples together."""
     axis: int | None = field(default=None, compare=False)
     gradients: int = field(default=0, compare=False)
     of_input: bool = field(default=False, compare=False)
@@ -54,39 +54,40 @@ class Sum:
     operation: str
     parameter: str
     call: Call | None
-    """The call in the network's code, if its factor could be applied there."""
+    """The call in the network's code, if the sum's factor can be applied there; otherwise None."""
     turn: int = field(compare=False)
     """The number of that call."""
     inner: int = field(compare=False)
-    """The length that it sums over."""
+    """The number of values that each result adds up."""
     fan: int = field(compare=False)
-    """The number of inputs of an output, if that is not the length."""
+    """The number of inputs of an output, if it is another than ``inner``; otherwise 0."""
     weighted_by: frozenset[int] = field(compare=False)
-    """The softmaxes that made its weights, by their numbers."""
+    """The softmaxes that made this sum's weights, by their numbers in `Recorder.sums`."""
 
 
 class Recorder(Watching):
-    """Sees every operation on a network's tensors while it follows it."""
+    """Records every operation on a network's tensors, within its context ``following``."""
 
     def __init__(self, network: nn.Module, training: bool):
         super().__init__()
         self.training = training
         self.products: list[Record] = []
-        """Normalisations among them."""
+        """The products and normalisations, in order."""
         self.sums: list[Sum] = []
-        """Softmaxes among them."""
+        """The sums and softmaxes, in order."""
         self.joins: set[tuple[int, int]] = set()
-        """Products, by their numbers, whose outputs are added, and the second follows from the first."""
+        """Pairs of products, by their numbers, whose outputs are added. The second is computed from the first."""
         self.kept_apart: set[str] = set()
-        """Parameters that go into other operations than sums as well, and cannot be multiplied themselves."""
+        """Parameters that other operations than sums use too. They cannot be multiplied themselves."""
         self.readers: dict[int, set[str]] = {}
-        """The modules in which each storage is read."""
+        """The modules in which each storage is read, by the storage's number."""
         self.network, self._parameters = network, dict(network.named_parameters())
         self._known, self._modules = Provenance(), [""]
         self._calls = Calls(network, self._modules)
         self._alive: list[torch.Tensor] = []
-        """The tensors that were made, or others might take their place in memory and be mistaken for them."""
-        # By storage; sets of products are the bits of a number.
+        """The tensors that were made. They are kept so that no other tensor takes their memory and is mistaken for
+        them."""
+        # These are keyed by storage. A set of products is an integer with a bit for each.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         self._weights: dict[int, frozenset[int]] = {}
@@ -98,7 +99,7 @@ class Recorder(Watching):
 
     @property
     def records(self) -> Sequence[Any]:
-        """The products, or the sums of an evaluation: equal in networks that differ in their widths alone."""
+        """The products in training, the sums in evaluation. They are equal in networks that differ only in widths."""
         return self.products if self.training else self.sums
 
     @contextmanager
@@ -156,9 +157,9 @@ class Recorder(Watching):
         return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
-        """Note which layers the addition of two summands joins, each given as the set of layers that made it.
+        """Note which products an addition joins. ``left``, ``right``: the products that made the two summands, as bits.
 
-        Recurrences, and tables of places that several layers add, are left out.
+        Recurrences are left out, and so are tables of positions that several layers add.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.products[number].parameter for number in _bits(second)}
@@ -170,14 +171,14 @@ class Recorder(Watching):
                         self.joins.add((number, later))
 
     def _axis(self, view: torch.Tensor, dimension: int, name: str) -> int | None:
-        """The axis of a parameter that is a dimension of a view of it."""
+        """The axis of the parameter ``name`` that is this dimension of its ``view``, or None."""
         parameter = self._parameters.get(name)
         if parameter is None or view.numel() != parameter.numel():
             return None
         steps = [prod(parameter.shape[axis + 1 :]) for axis in range(parameter.ndim)]
         largest = max((step for step in steps if step <= view.stride(dimension)), default=None)
         axes = [axis for axis, step in enumerate(steps) if step == largest]
-        # Axes of one position have the step of the next one.
+        # An axis of length 1 has the same step as the next axis.
         return next((axis for axis in axes if parameter.shape[axis] == view.shape[dimension]), *axes[:1] or [None])
 
     def _note_sum(
@@ -191,7 +192,7 @@ class Recorder(Watching):
         elif any(tensor.layout != torch.strided for tensor in used):
             weights = frozenset()  # sums over the neighbours of a node
         elif taken := _sum_of(name, args):
-            # A product of two inputs starts as PyTorch's own does, by the first of them.
+            # The initial values of a bilinear product depend on its first input alone, as in PyTorch.
             fan = args[0].shape[-1] if name == "_trilinear" else 0
             facts, weights = (self._known.parameters(taken[0]), taken[1], fan, weights), frozenset()
         elif fresh:
@@ -208,8 +209,9 @@ class Recorder(Watching):
 def _products(
     name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], known: Provenance
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield two factors, the second one the weight if there is one, its dimension that makes the columns; and rows,
-    inner, columns.
+    """Yield each product of an operation: two factors, a dimension, rows, inner length and columns.
+
+    The second factor is the weight if there is one. The dimension is the one of it that makes the columns.
     """
     if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
         return  # sums over the neighbours of a node are counted in tables that are written down
@@ -239,7 +241,7 @@ def _products(
 
 
 def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
-    """The operands of the sum that an operation takes, and its length; None if none."""
+    """The operands of the sum that an operation takes, and its length; None if it takes no sum."""
     x, axes = args[0] if args else None, args[1] if len(args) > 1 else None
     if name in MATRIX:
         operands = args[MATRIX[name] :][:2]
@@ -278,7 +280,7 @@ def _bits(numbers: int) -> Iterator[int]:
 
 @contextmanager
 def _unfused(network: nn.Module) -> Iterator[None]:
-    """Layers are computed operation by operation."""
+    """Let PyTorch compute layers operation by operation, in this context."""
     backends = torch.backends
     before = backends.mkldnn.enabled, backends.cudnn.enabled, backends.mha.get_fastpath_enabled()
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):

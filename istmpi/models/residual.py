@@ -1,7 +1,7 @@
-"""Blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961): found by doubling their number, proved.
+"""Finds blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961), by doubling and a proof.
 
-A block is residual if its input comes out as it went in when some of its layers, its *ends*, make nothing. The network
-must then compute the same whether the ends are silent or the block is gone.
+A block is residual if its output equals its input when some of its layers, its *ends*, return zero. The network must
+then compute the same with silent ends as without the block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,15 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold; its attributes are the block's.
+    """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the block's.
 
-    Where the block returns a tuple of ``outputs``, the others are None. ``made``: what it returns instead.
+    If the block returns a tuple of length ``outputs``, all elements except the first are None. ``made``: a value to
+    return instead.
     """
 
     def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
         super().__init__()
-        self.__dict__["_block"] = block  # no module of the network's
+        self.__dict__["_block"] = block  # not registered as a child module
         self._outputs, self._made = outputs, made
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +53,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """The residual blocks that an integer of the constructor counts, or the problem; ``full`` gets other values."""
+    """The residual blocks that an integer counts, or the problem. The values of ``full`` are overwritten."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -92,10 +93,10 @@ def _residual(
                 with _times(0, [block.get_submodule(end) for end in ends]):
                     silent = network.forward(built, *x)
                 put(built, path, Absent(block, outputs))
-                with suppress(ConfigError):  # it needs this one
+                with suppress(ConfigError):  # the network cannot run without this block
                     if alike(network.forward(built, *x), silent):
                         yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
-            put(built, path, Absent(block, made=returned))  # the next ones need not compute it again
+            put(built, path, Absent(block, made=returned))  # passes for later blocks need not compute it again
     finally:
         for path, block in blocks.items():
             put(built, path, block)
@@ -104,7 +105,6 @@ def _residual(
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The calls of each module: inputs, named inputs and output."""
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
@@ -123,7 +123,7 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fewest last layers of a block that must be silent for its input to come out; empty if none do."""
+    """The last layers of a block, as few as make it the identity when they are silent; empty if none do."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
@@ -156,7 +156,7 @@ def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tenso
     try:
         with _times(2, [layer]):
             return isinstance(output, torch.Tensor) and alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
-    except Exception:  # somebody else's layer was called in another way
+    except Exception:  # a user's layer may need other arguments
         return False
 
 

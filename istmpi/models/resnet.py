@@ -53,7 +53,7 @@ class ResNet(nn.Module):
         self.exits = nn.ModuleDict({str(section): Exit(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of every exit, where there are any."""
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of all exits, if there are any."""
         x, early = self.pool(self.stem(x)), []
         for number, section in enumerate(self.sections, 1):
             x = section(x)
@@ -89,7 +89,7 @@ class Block(nn.Module):
                 wider,
                 side,
                 padding=side // 2,
-                # The one of 3x3 that comes first halves the image.
+                # The first 3x3 convolution halves the image.
                 stride=stride if number == sides.index(3) else 1,
                 bias=False,
             )
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:
-    """Raise ValueError for examples that are no images, and for exits that are not behind these sections."""
+    """Raise ValueError if examples are not images, or if ``exits`` are not increasing numbers of these sections."""
     if len(shape) != 3:
         raise ValueError(f"examples of shape {tuple(shape)} are not images [channels, height, width]")
     if any(not 1 <= section <= sections for section in exits) or [*exits] != sorted({*exits}):

@@ -1,7 +1,7 @@
-"""Factors of sums over units, applied where the network's code takes them: to an operand, or to the result.
+"""Multiplies sums over units by factors where the network's code takes them: an operand, or the result.
 
-`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way, which is
-multiplied itself. The calls of others are found again by module, function, parameters and lengths, above autograd.
+`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way. Such a parameter
+is multiplied itself. Other calls are recognised by module, function, parameters and lengths, above autograd.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from istmpi.models.leaves import Elsewhere
 from istmpi.models.trials import hooked
 
 OUTPUT = -1
-"""The number of an operand that stands for the result."""
+"""The number that stands for the result in place of an operand."""
 PRODUCTS = {"linear": 0, "matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "inner": 0} | {
     "addmm": 1,
     "baddbmm": 1,
     "scaled_dot_product_attention": 0,
 }
-"""The operand of each function whose last axis is summed over."""
+"""The index of each function's operand whose last axis is summed over."""
 CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)}
 SUMS = ("sum", "nansum", "logsumexp")
 NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
-"""Functions of a norm over an axis, with the place of its order among their arguments."""
+"""Functions of a norm over an axis, each with the index of the norm's order among its arguments."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Call:
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """The power of the sum's factor that the result has."""
+    """The result is multiplied by the sum's factor to this power."""
     detail: str = ""
     module: str = ""
     parameter: str = ""
     inner: int = field(default=0, compare=False)
-    """The length that is summed over, where calls differ in it."""
+    """The length that is summed over; 0 if it does not tell calls apart."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:
@@ -57,7 +57,7 @@ class Call:
 
 
 def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
-    """The sum that a function takes, if an operand or the result can be multiplied."""
+    """The sum that a function takes; None if neither an operand nor the result can be multiplied."""
     args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
     if not args:
         return None
@@ -97,23 +97,23 @@ def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: An
 
 
 def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
-    """The fields of `Call` behind its power for a sum over these axes, by default all."""
+    """The fields of `Call` after ``power``, for a sum over these axes, by default all."""
     places, length = reduced(x, axes)
     return f"{x.ndim}: {places}", "", "", length, (x,)
 
 
 def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
-    """The axes that a sum adds up, by default all, and their length."""
+    """The axes that a sum adds up, by default all, and the product of their lengths."""
     chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
     places = sorted(axis % x.ndim for axis in chosen) if x.ndim else []
     return places, prod(x.shape[place] for place in places)
 
 
 class Provenance:
-    """Tells which tensors are made of parameters alone, and of which."""
+    """Tracks which tensors are computed from parameters and buffers alone, and from which parameters."""
 
     def __init__(self) -> None:
-        # By storage. The tensors are kept, or others might take their place in memory and be mistaken for them.
+        # The keys are storages. The tensors are kept, so that no other tensor takes their memory.
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
@@ -128,12 +128,12 @@ class Provenance:
         return storage_of(tensor) in self._known
 
     def parameters(self, operands: Sequence[Any]) -> str:
-        """The names of the parameters that operands are made of."""
+        """The names of the parameters that operands are computed from, joined by commas."""
         entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
         return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
-        """Take note of an operation, whose results are known if all that it used is."""
+        """Note an operation. Its results count as known if all tensors that it used are known."""
         used = [] if shape_alone(name) else list(tensors_in(used))
         all_known = all(tensor in self for tensor in used)
         parameters = self.parameters(used) if all_known else ""
@@ -145,7 +145,7 @@ class Provenance:
 
 
 class Calls(TorchFunctionMode):
-    """Follows the sums that a network's code asks for: the one at the moment, and the number of calls so far."""
+    """Follows the calls of a network's code: the sum that is being taken, and the number of calls so far."""
 
     def __init__(self, network: nn.Module, modules: list[str]):
         super().__init__()
@@ -176,7 +176,7 @@ class Calls(TorchFunctionMode):
 
 
 class Scaled(Calls):
-    """Multiplies the sums of a network's calls by their factors, by `Call.place` and the length that each sums over."""
+    """Multiplies sums by ``factors``, whose keys are the parts of `Call.place` and the length that is summed over."""
 
     def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
         super().__init__(network, [""])
@@ -185,7 +185,7 @@ class Scaled(Calls):
     def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
         call, factor = self.current, 1.0
         if call:
-            # Some lengths are symbols while a program is exported; those of other calls may not be compared.
+            # In an export some lengths are symbols, so only lengths of the same call may be compared.
             here = (factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner)
             factor = next(here, 1.0)
         if isinstance(factor, float) and factor == 1:
@@ -212,7 +212,7 @@ def input_multiplied(
 def multiply_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Let a network multiply its sums in some calls, and some parameters, by ``factors()``."""
+    """Make a network multiply its sums in some calls, and some parameters, by the two mappings of ``factors()``."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -237,7 +237,7 @@ def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None
             for key in keys:
                 parameter = module._parameters.pop(key)
                 product = products.setdefault(id(parameter), parameter * factor_of[id(parameter)])
-                setattr(module, key, product)  # a recurrent layer has it in a list as well
+                setattr(module, key, product)  # a recurrent layer also has it in a list
         yield
     finally:
         for module, keys, before in changed:
@@ -250,7 +250,7 @@ def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None
 
 @contextmanager
 def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
-    """Keep the name of the module that is being called at the end of a list."""
+    """Keep the name of the module that is being called as the last item of ``modules``."""
 
     def entered(name: str) -> Callable[..., None]:
         return lambda *_: modules.append(name)
@@ -265,12 +265,11 @@ def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
 
 
 def shape_alone(name: str) -> bool:
-    """Return True for an operation to which the values of its tensors do not count."""
+    """Return True for an operation that uses only the shapes of its tensors, not their values."""
     return name.endswith("_like") or name.startswith("new_")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument."""
     if isinstance(value, torch.Tensor):
         if not isinstance(value, Elsewhere):
             yield value
@@ -280,5 +279,5 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that tensors of one storage share."""
+    """A number that all tensors of one storage share."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

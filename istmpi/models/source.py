@@ -1,6 +1,6 @@
-"""The class of a user's network, and a hash of its source: the file that is named, and its imports from its folder.
+"""The class of a user's network, and a hash of its source: its file, and what this imports from the same folder.
 
-The files' text is read, so that it is the same in every process. Imports under made-up names are missed.
+The files are read as text, so that the hash is the same in every process. Imports under computed names are missed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a class; equal where the files are the same, wherever they lie."""
+    """The source of a class. Two sources are equal if their files are the same, wherever they lie."""
 
     hash: str = ""
-    """The beginning of a SHA-256; empty if there is no file."""
+    """The first 16 digits of a SHA-256; empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The versions of what the files import from elsewhere."""
+    """The versions of the libraries that the files import."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
-    """The class FILE.py:Class or package.module:Class, and its source; runs the code. ConfigError if there is none."""
+    """The class FILE.py:Class or package.module:Class, and its source; runs the code.
+
+    Raises ConfigError if the class or its source cannot be read.
+    """
     kind, module = load_class(name)
     try:
         return kind, _source_of(kind, module)
@@ -77,7 +80,7 @@ def source_of(kind: type[nn.Module]) -> Source:
 
 
 def _source_of(kind: type, module: ModuleType) -> Source:
-    """The source of a class from a module, perhaps imported there from another."""
+    """The source of a class that ``module`` contains; the class may be defined in another module."""
     files: dict[Path, str] = {}
     libraries: set[str] = set()
     for name in dict.fromkeys([module.__name__, kind.__module__]):
@@ -99,7 +102,7 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
-    """Add a module's file, and those from its folder that it imports, with their names there."""
+    """Add a module's file, and those that it imports from its folder, each with its path there; and other libraries."""
     if not (file := _file_of(module)):
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")
@@ -130,7 +133,7 @@ def _imported(file: Path, folder: Path) -> Iterator[str]:
     package = file.relative_to(folder).parent.parts
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # nobody imports it, then
+    except (SyntaxError, ValueError):  # it cannot be imported either
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,6 +1,6 @@
-"""A network's table: all that the engine, the cost model, evaluation and checkpoints know of it, as plain values.
+"""A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain values.
 
-It is written down (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints have it as JSON.
+It is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from istmpi.settings import convert
 Number = int | Fraction
 
 AGGREGATION = "Aggregation"
-"""The kind of a graph's sums over the neighbours of a node."""
+"""The kind of an operator that sums over a node's neighbours in a graph."""
 EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A product of a forward pass: for an example ``rows x inner`` times ``inner x columns``; a look-up has the inner
-    length 0.
+    """A product of a forward pass: for each example, a matrix ``rows x inner`` times one ``inner x columns``.
+
+    A look-up has the inner length 0.
     """
 
     shape: Pattern
-    """Rows, inner, columns: ``256 (9 channels1) channels2``."""
+    """Rows, inner length and columns, such as ``256 (9 channels1) channels2``."""
     module: str
     """The name of the module that it is called in; empty for the network's own ``forward``."""
     kind: str
@@ -38,16 +39,16 @@ class Operator:
     axis: int | None = None
     """The axis of that weight whose positions are the columns."""
     gradients: int = 2
-    """Products of the same size in the backward pass: one for each factor that needs a gradient."""
+    """The number of products of the same size in the backward pass: one for each factor that needs a gradient."""
     of_input: bool = False
-    """A factor is the network's input, whose gradient nobody needs."""
+    """True if a factor is the network's input, which needs no gradient."""
     calls: int = 1
     examples: int = 1
-    """The power of the number of examples that it grows with, 0 or 1."""
+    """1 if its size grows with the number of examples, otherwise 0."""
     lookups: float = 0
-    """The rows of a table that a bag adds up; the others that a node hears from."""
+    """The mean number of table rows that a bag adds up, or of neighbours of a node."""
     block: int = 0
-    """Columns that are in memory at a time; 0 for all."""
+    """The number of columns in memory at a time; 0 means all."""
 
     def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Multiply-adds of a forward pass; the backward pass has ``gradients`` times as many."""
@@ -61,7 +62,7 @@ class Operator:
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """The part of its `outputs` that is in memory at a time."""
+        """The number of its `outputs` that are in memory at a time."""
         columns = self.shape.shape(lengths)[2]
         return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
@@ -92,7 +93,7 @@ class ResidualBlock:
     path: str
     ends: tuple[str, ...]
     outputs: int = 0
-    """The number of its outputs, of which the first counts; 0 for no tuple."""
+    """The length of the tuple that it returns, whose first element counts; 0 if it returns no tuple."""
 
     def has(self, name: str) -> bool:
         return name == self.path or name.startswith(f"{self.path}.")
@@ -100,7 +101,7 @@ class ResidualBlock:
 
 @dataclass(frozen=True)
 class Use:
-    """A call that sums over units, and is no call of a layer with a weight of its own."""
+    """A call that sums over units and is not the call of a layer with its own weight."""
 
     module: str
     function: str
@@ -110,9 +111,9 @@ class Use:
     detail: str
     """The equation of an einsum, or the axes that are summed over."""
     inner: str
-    """The axis that is summed over: ``(4 hidden)``."""
+    """The axis that is summed over, such as ``(4 hidden)``."""
     groups: tuple[str, ...]
-    """The groups whose units are added up, with repetition; others are averaged."""
+    """The groups whose units are added up, repeated if they are several factors of the axis. Means are left out."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
@@ -120,15 +121,15 @@ class Use:
 
 
 Blocks = Mapping[str, Sequence[ResidualBlock]]
-"""The units of each group whose units are blocks that are dealt out whole."""
+"""The residual blocks of each group that counts blocks; each is a unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     source: str = ""
-    """A hash of the class's files; empty for a table written down."""
+    """A hash of the class's files; empty for a table written by hand."""
     settings: Mapping[str, Any]
-    """The arguments of the constructor; names of objects that JSON has no form for."""
+    """The arguments of the constructor. Objects without a JSON form are replaced by a name."""
     groups: Mapping[str, int]
     """The widths that can be dealt out, with their full lengths."""
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -136,47 +137,46 @@ class Table:
     undealt: Mapping[str, str] = field(default_factory=dict)
     """The reason why each of the other widths cannot be dealt out."""
     parameters: Mapping[str, ParameterEntry]
-    """Every parameter by its name; a tied one has the first of its names."""
+    """Every parameter by its name. A tied parameter has the first of its names."""
     computed: tuple[str, ...] = ()
-    """The parameters that start with computed values, neither constant nor drawn."""
+    """The parameters whose initial values are computed: neither constant nor random."""
     norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
-    """The batch normalisations by their modules, or those that have no other inside."""
+    """The batch normalisations by the names of their modules, or of their stages if there are ``stages``."""
     sums: Mapping[str, tuple[str, ...]]
-    """The modules whose product sums over units of these groups, no batch normalisation directly behind."""
+    """The modules whose product sums over units of these groups, without a batch normalisation directly after it."""
     uses: tuple[Use, ...] | None = ()
     """The sums over units in other calls; None in a file of an earlier version."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that are multiplied themselves, for they are in such sums alone."""
+    """The parameters that are multiplied themselves, because they are only in such sums."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The places where sums over units of these groups cannot be scaled."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]
-    """The numbers that each normalisation makes for an example."""
+    """The number of values that each normalisation returns for an example, as axes."""
     residual: Mapping[str, str] = field(default_factory=dict)
-    """The groups that a residual addition joins layers of, with two such layers."""
+    """The groups on a residual stream, each with two layers whose outputs are added."""
     inexact: tuple[str, ...] = ()
-    """The modules whose products are counted as in the full network."""
+    """The modules whose products count at all widths as in the full network."""
     preferred: tuple[str, ...] = ()
     """The groups that the class prefers to deal out (``DEALT``)."""
     blocks: Blocks = field(default_factory=dict)
-    """The residual blocks of each group that has blocks as its units."""
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The leaves, and the names of their parameters."""
+    """The leaves, with the names of their parameters."""
     exits: int = 1
     """The number of outputs that a forward pass returns (`istmpi.exits`)."""
     head: str = ""
-    """The leaf whose outputs are the network's, and need not be gathered."""
+    """The leaf whose outputs are the network's, so that they need not be gathered; empty if there is none."""
     stages: tuple[str, ...] = ()
-    """The children that are called one after another, whose rows stay where they are in an evaluation; perhaps
-    empty."""
+    """The child modules, if they are called one after another; otherwise empty. Their rows stay with their owners in an
+    evaluation."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups to deal out where a run does not say: those that the class prefers, if it has any of them.
+        """The groups to deal out by default: those that the class prefers, if it has any of them.
 
-        Else those of no residual stream, or all; of several on one axis (heads and their width) the outermost. Whole
-        blocks only where there is nothing else.
+        Otherwise those on no residual stream, or all if there are none. Of several groups on one axis, such as heads
+        and their width, only the outermost. Blocks only if there are no other groups.
         """
         groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
         if chosen := tuple(group for group in groups if group in self.preferred):
@@ -194,13 +194,13 @@ class Table:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """The inverse of `tree`, also of earlier versions; any exception for what is no table."""
+        """Read a table that `tree` wrote, also in an earlier version; any exception if it is not a table."""
 
         operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """The first fact that another table has otherwise; source, initial values and products may differ."""
+        """The first fact that another table has otherwise, or "". Source, initial values and products may differ."""
         compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
         for fact in compared:
@@ -223,13 +223,13 @@ def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Numbe
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:
-    """The unit that a module or parameter is part of: ``blocks[3]``, or None."""
+    """The unit, such as ``blocks[3]``, that a module or parameter is part of, or None."""
     units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
     return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """The axes of a part of a unit: empty where a rank does not hold it."""
+    """The axes of a part of a unit. They have no elements on a rank that does not hold the unit."""
     if unit is None:
         return pattern
     first, *others = pattern.axes
@@ -237,7 +237,7 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
 
 
 def plain(value: Any) -> Any:
-    """An entry as a dict, another object by its name."""
+    """An entry as a dict, and another object as its name."""
     if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use):
         return asdict(value)
     if isinstance(value, Operator):

@@ -1,6 +1,6 @@
-"""Tables of the networks that may be larger than memory: written down, without torch or an inspection.
+"""Tables written by hand, of networks that may be larger than memory. They need no torch and no inspection.
 
-Tests hold each to what `istmpi.models.inspection` finds of small networks, but for sums over neighbours.
+Tests compare each with what `istmpi.models.inspection` finds for small networks, except sums over neighbours.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +20,13 @@ class Facts:
     shape: tuple[int, ...]
     outputs: int
     in_a_row: int = 0
-    """The features of a sparse row, about."""
+    """The approximate number of features of a sparse row."""
     odds: float = 0.5
-    """The probability in (0, 1) that a label starts with under the binary loss, by the last layer's bias: to learn that
-    very many labels are rare would take most of the run (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
+    """The initial probability in (0, 1) of a label under the binary loss, set by the last layer's bias. Otherwise most
+    of the run would be spent to learn that very many labels are rare (Lin et al. 2017, arXiv 1708.02002, section 3.3).
+    """
     degree: float = 0.0
-    """The neighbours of a node in a batch, in the mean."""
+    """The mean number of neighbours of a node in a batch."""
 
     @property
     def features(self) -> int:
@@ -33,17 +34,16 @@ class Facts:
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """The table of a network with all its ``settings``; None where an inspection gives it."""
+    """The table of a network with all its ``settings``; None if an inspection must find it."""
     return _TABLES[name](facts, settings) if name in _TABLES else None
 
 
 def has_table(name: str) -> bool:
-    """Return True if a network's table is written down, so that it need not be tried."""
+    """Return True if a network's table is written by hand, so that the network need not be tried."""
     return name in _TABLES
 
 
 def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """The table of `istmpi.models.mlp.MLP`: every hidden layer is a unit group of its own."""
     norm, output_norm = settings["norm"], settings["output_norm"]
     _require_known(settings, "norm", NORMS)
     _require_known(settings, "activation", ACTIVATIONS)
@@ -91,7 +91,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     layers.add("output", last, outputs, bounds[last], centre=log(facts.odds / (1 - facts.odds)))
     layers.sums["output"] = (last,)
     output = _product("output", last, outputs, kind="LabelBlocks")
-    if 0 < block < facts.outputs:  # logits are computed anew in the backward pass
+    if 0 < block < facts.outputs:  # the backward pass computes the logits again
         output = replace(output, gradients=3, block=block)
     layers.operators.append(output)
     widths = layers.groups.values() if norm == "batch" else ()
@@ -104,7 +104,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """The table of a graph network, with a product of each layer in each of these ``lists``."""
+    """The table of a graph network. Each layer has a product in each of these module ``lists``."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
@@ -142,7 +142,6 @@ class _Layers:
         self.operators: list[Operator] = []
 
     def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
-        """Add the weight of a product, ``[width, before]``, and perhaps its bias around ``centre``."""
         self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
         self.leaves[path] = (f"{path}.weight",)
         if bias:

@@ -1,7 +1,7 @@
-"""The operators of a network, as a run of it shows them, for any widths.
+"""Finds the operators of a network, for any widths, by running it.
 
-The network is run with few units, then with each width doubled, and the examples: a size that doubles has that width as
-a factor. Where the full network has other sizes than follow, these stand for all widths.
+The network is run with few units, then with each width doubled, and with twice the examples. A size that doubles has
+that width as a factor. If the sizes of the full network do not follow, they count at all widths.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork
 
 EXAMPLES = 2
-"""Examples in the passes that are watched; batch statistics need two."""
+"""The number of examples in the recorded passes. Batch statistics need two."""
 NO_BLOCKS: Blocks = {}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Records of a network at some lengths, and with each width doubled, or None where it computes something else."""
+    """Records of a network at some lengths, and with each width doubled: None if it then computes something else."""
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The records by the width that is doubled; in training "" has the examples doubled."""
+    """The records by the width that is doubled. In training, "" stands for the doubled number of examples."""
 
     @property
     def complete(self) -> bool:
@@ -43,7 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """The family of a network that is ``full``, with few units if it takes these; None if it has none."""
+        """The family of a network, with few units if it accepts them, or None. ``full``: its own record."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -67,7 +67,7 @@ class Family:
 def followed(
     network: UserNetwork, module: nn.Module, training: bool, examples: int = EXAMPLES
 ) -> tuple[Recorder, torch.Tensor, bool]:
-    """The record and the outputs of a forward pass; True if it draws numbers."""
+    """Record a forward pass. Return the record, the outputs, and True if the pass draws random numbers."""
     recorder, x = Recorder(module, training), network.examples(examples, torch.get_default_dtype())
     with seeded(), recorder.following():
         state = torch.get_rng_state()
@@ -76,14 +76,14 @@ def followed(
 
 
 def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
-    """The widths that a size has as factors, as often as it has them; and whether it is a product of widths."""
+    """The widths that are factors of a size, with repetition, and True if it is a product of widths."""
     powers = [(name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()]
     names = [name for name, power in powers for _ in range(round(power))]
     return names, all(power == round(power) >= 0 for _, power in powers)
 
 
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """An axis that has these widths as factors, inside of the rest of its length."""
+    """An axis with these widths as its inner factors; the rest of its length is the outermost."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
     return str(Axis((*first, *map(Factor, names))))
@@ -92,9 +92,9 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
 def trace(
     network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
 ) -> dict[str, Any]:
-    """The operators of a network, with what else its `Table` says of them, in terms of these widths and blocks.
+    """The fields of `Table` about a network's operators, in terms of these widths and blocks.
 
-    ConfigError where it cannot be run.
+    Raises ConfigError if the network cannot be run.
     """
     full = full or followed(network, built(network), True)[0]
     family = Family.of(network, lengths, full)
@@ -102,12 +102,12 @@ def trace(
     normalised, inexact = [], []
     made: dict[int, frozenset[str]] = {}
     for place, record in enumerate(full.products):
-        read = _read(family, place, record.sizes, lengths) if family and family.complete else None
-        if read is None:
+        sizes = _read(family, place, record.sizes, lengths) if family and family.complete else None
+        if sizes is None:
             inexact.append(record.module)
             scaled = record.sizes[0] % EXAMPLES == 0
-            read = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
-        text, examples = read
+            sizes = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
+        text, examples = sizes
         shape = inside(Pattern.parse(text), unit_of(blocks, record.module))
         if len(record.sizes) == 1:
             normalised.append(shape)
@@ -129,8 +129,9 @@ def trace(
 
 
 def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-    """The sizes of a record as axes, and the power of the examples; None where one is no product of widths, or not as
-    expected.
+    """The sizes of record number ``place`` as axes, and the power of the number of examples in them.
+
+    Returns None if a size is not a product of widths, or does not give its ``expected`` value at the ``full`` lengths.
     """
     axes, examples = [], 0
     small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}

@@ -72,9 +72,10 @@ class Transformer(nn.Module):
             self.outputs.weight = self.embedding.weight
 
     def forward(self, tokens, cache: list | None = None):
-        """Logits ``[b, t, outputs]`` of what follows each of the tokens ``[b, t]`` int64.
+        """Logits ``[b, t, outputs]`` of the token after each of the tokens ``[b, t]`` int64.
 
-        ``cache``: a list, empty at first, of what a call leaves of its tokens for the next call's, which follow them.
+        ``cache``: a list, empty at first. Each call stores its keys and values there for the next call, whose tokens
+        follow.
         """
         first = cache[0][0].shape[2] if cache else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -103,7 +104,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention, of several queries to a head of keys and values."""
+    """Causal attention with several queries for each head of keys and values."""
 
     def __init__(self, embed: int, heads: int, queries: int, head_dim: int, rotary: bool):
         super().__init__()
@@ -134,7 +135,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Units with GELU, or SwiGLU (Shazeer 2020, arXiv 2002.05202), whose gate is a product of its own."""
+    """Units with GELU, or with SwiGLU (Shazeer 2020, arXiv 2002.05202), which has a second product as its gate."""
 
     def __init__(self, embed: int, hidden: int, gated: bool):
         super().__init__()

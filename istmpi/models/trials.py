@@ -1,4 +1,4 @@
-"""Means of trying a network: few units, the same random numbers, outputs compared."""
+"""Tools to try a network: few units, repeatable random numbers, comparison of outputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 FEW = 4
 """Units of each width in a small network."""
 TOLERANCE = {torch.float64: 1e-5}
-"""The largest difference of outputs that rounding makes, relative to the largest output. Some networks normalise in
-single precision even where all is in double."""
+"""The largest difference of outputs that counts as rounding, relative to the largest output. Some networks normalise in
+single precision even if all else is in double."""
 IN_DOUBLE = 10**8
-"""The most weights of a network that is run in double precision."""
+"""The largest number of weights of a network that is run in double precision."""
 COARSE = 1e-3
-"""This largest difference for outputs of other precisions."""
+"""The largest difference for outputs in other precisions."""
 TOKENS = 8
 
 
@@ -53,7 +53,7 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Values for a network's parameters that let something through: float64, or of a large one float32."""
+    """Draw values for parameters that keep outputs from vanishing: float64, or float32 for a large network."""
     drawn, dtype = {}, torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
@@ -63,14 +63,13 @@ def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, t
 
 
 def set_values(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give a network's parameters these values, each in its own precision."""
     for name, parameter in network.named_parameters():
         parameter.data = values[name].to(parameter.dtype)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread: several only wait for each other here."""
+    """Let PyTorch use one thread in this context: several would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,7 +80,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Random numbers depend on the seed alone, and nobody else's change."""
+    """Make random numbers in this context depend on the seed alone; others do not change."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -100,7 +99,10 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 def running(
     network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Examples that a network takes, short windows if it can, and what ``run`` makes of them, in double if it can."""
+    """Run a network on examples; return examples and outputs.
+
+    Windows are short and numbers float64, if the network allows it.
+    """
     if not large(module):
         module.to(torch.float64).eval()
         with suppress(ConfigError):
@@ -112,7 +114,7 @@ def running(
 def shortly(
     network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Short windows of examples, if ``run`` takes these, else the examples; and what it makes of them."""
+    """Run short windows of the examples if ``run`` accepts them, otherwise all; return the inputs and the outputs."""
     if network.tokens:
         with suppress(ConfigError):
             return (short := (x[0][:, :TOKENS],)), run(*short)

@@ -24,7 +24,7 @@ IN_A_ROW = 3
 @dataclass(frozen=True)
 class Width:
     name: str
-    """The argument's name, with a number from 1 behind it for an element of a sequence."""
+    """The argument's name. For an element of a sequence, its number from 1 follows."""
     argument: str
     place: int | None
     length: int
@@ -34,25 +34,25 @@ class Width:
 class UserNetwork:
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that gives the class and its source where they are needed."""
+    """A function that returns the class and its source. It is called when they are needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
     """The shape of an example as ``forward`` gets it."""
     outputs: int
     tokens: bool = False
-    """Examples are tokens below ``outputs``, which are what may follow each."""
+    """True if examples are tokens below ``outputs``, the number of tokens that may follow."""
     sparse: bool = False
-    """Examples are sparse rows: features, where each row begins, values."""
+    """True if examples are sparse rows: feature numbers, the start of each row, values."""
     graph: bool = False
-    """Examples are nodes: features, where each list of neighbours begins and the last ends, and these."""
+    """True if examples are nodes: features, offsets of the lists of neighbours, neighbours."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
-    """The inputs of a batch of the user's own; its outputs may be any tree."""
+    """The inputs of a user's own batch, or None. The outputs for such a batch may be any tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, once it was built; all networks built here share them."""
+    """The values of the full network's frozen parameters, from the first build on. All networks built here share it."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
-    """The names of frozen parameters whose values are not the constructor's."""
+    """The names of frozen parameters whose values were replaced after the constructor."""
 
     def refused(self, problem: str) -> ConfigError:
         return ConfigError(f"{self.name}: {problem}")
@@ -67,7 +67,7 @@ class UserNetwork:
 
     @property
     def widths(self) -> dict[str, Width]:
-        """The integers among the settings: each may be a width."""
+        """The positive integers among the settings: each may be a width."""
         widths = []
         for argument, value in self.settings.items():
             if _is_number(value):
@@ -86,7 +86,7 @@ class UserNetwork:
 
     @property
     def numbers(self) -> int:
-        """The numbers that an exit makes for an example."""
+        """The number of values that an exit returns for an example."""
         return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """The network with other lengths of some widths; ConfigError if its constructor refuses."""
+        """Build the network, with other lengths of some widths. Raises ConfigError if its constructor fails."""
         from torch import nn
         from torch.nn.parameter import is_lazy
 
@@ -110,7 +110,7 @@ class UserNetwork:
         try:
             with gradients_kept(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
-                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # weights that it reads
+                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # pretrained weights
                 built = self.kind(**arguments)
         except KeyboardInterrupt:
             raise
@@ -130,13 +130,13 @@ class UserNetwork:
                     f"number of its inputs."
                 )
             if parameter.ndim == 0:
-                parameter.data = parameter.data.reshape(1)  # rows are what ranks own
+                parameter.data = parameter.data.reshape(1)  # ranks own rows, so each parameter has an axis
         if frozen := _freeze(built):
             self._keep_frozen(frozen)
         return built
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
-        """Give frozen parameters of the same shape the full network's values: what is drawn may depend on widths."""
+        """Give ``frozen`` the full network's values where shapes are equal: random values may depend on widths."""
         import torch
 
         from istmpi.models.trials import seeded
@@ -152,7 +152,7 @@ class UserNetwork:
 
     @property
     def frozen_digest(self) -> float:
-        """A number that tells frozen parameters apart, on all machines the same but for rounding; 0 without any."""
+        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 if none."""
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
@@ -160,7 +160,7 @@ class UserNetwork:
         return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Examples as inputs of ``forward``, the same in every call: random ones, or rows of the user's own."""
+        """Return ``count`` examples as inputs of ``forward``: always the same random ones, or the user's rows."""
         import torch
 
         if self.example is not None:
@@ -175,13 +175,14 @@ class UserNetwork:
             values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
             return columns, torch.arange(0, len(columns), IN_A_ROW), values
         values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype)
-        if self.graph:  # a path: each node but the first hears from the one before
+        if self.graph:  # a path: each node has the node before it as its only neighbour
             return values, (torch.arange(count + 1) - 1).clamp(min=0), torch.arange(count - 1)
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch's inputs, those of all exits side by side; ConfigError where
-        it fails.
+        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if it fails.
+
+        If there is an ``example``, all floating-point outputs form a single row.
         """
         import torch
 
@@ -237,7 +238,7 @@ class UserNetwork:
 
 
 def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Turn frozen parameters into buffers, which every rank has from the constructor; return them."""
+    """Turn frozen parameters into buffers, and return their values. Every rank gets them from the constructor."""
     from torch import nn
 
     frozen = {}
@@ -248,7 +249,7 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
             values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()
             module.register_buffer(key, values)
         if fixed and isinstance(module, nn.RNNBase):
-            module._init_flat_weights()  # it has its weights in a list as well
+            module._init_flat_weights()  # it also has its weights in a list
     return frozen
 
 

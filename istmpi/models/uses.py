@@ -1,7 +1,7 @@
-"""Sums over units that a forward pass takes, whatever operation takes them.
+"""Finds the sums over units in a forward pass, whatever operation takes them.
 
-A network is followed at a few lengths. The length that an operation sums over grows with a width exactly if it sums
-over that width's units. Weights that a softmax along the same axis made turn a sum into a mean.
+A network is run at a few lengths. An operation sums over a width's units exactly if the length of its sum grows with
+the width. If the weights of a sum come from a softmax along the same axis, the sum is a mean.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from istmpi.models.tracing import Family, axis_of, factors_of
 from istmpi.models.user import UserNetwork
 
 LINEAR = {*MATRIX, "convolution", "_trilinear"}
-"""Operations whose result is multiplied with any operand."""
+"""Operations whose result is proportional to each operand."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Sums:
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
-    """The inputs that a product with a parameter adds up, means left out."""
+    """The number of inputs that a product with each parameter adds up, without those that are averaged."""
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
-    """The sums over units of a network's widths; ``layers``: modules that take a sum in a call of their own."""
+    """The sums over units of a network's widths. ``layers``: modules that take a sum in their own call."""
     family = Family.of(network, lengths, full)
     if family is None:
         unscaled = {"a forward pass, which differs at other widths,": tuple(lengths)} if lengths else {}
@@ -65,14 +65,13 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
         inner = axis_of(call.inner, factors_of(family.base[number].call.inner, grown)[0], lengths)
         use = Use(*call.place, inner, tuple(sorted(names)))
         before = uses.setdefault((*call.place, call.inner), use)
-        if before.groups != use.groups:  # a call that cannot be told from another one needs its factor
+        if before.groups != use.groups:  # two calls that look alike need different factors
             unscaled[_place(seen)] = tuple(dict.fromkeys((*before.groups, *use.groups)))
     scaled = tuple(use for use in uses.values() if use.groups)
     return Sums(scaled, folded, unscaled, of_layers, _fans(full.sums, averaged, lengths))
 
 
 def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]) -> dict[str, int]:
-    """The inputs that the first product with each parameter adds up."""
     fans: dict[str, int] = {}
     for number, product in enumerate(sums):
         if product.parameter and product.operation in LINEAR:
@@ -84,9 +83,10 @@ def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths:
 def _groups(
     network: UserNetwork, base: Sequence[Sum], doubled: Mapping[str, Sequence[Sum]]
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
-    """The widths whose units each sum adds up, as often as they are factors of its length; means left out.
+    """The widths whose units each sum adds up, repeated if they are several factors of its length.
 
-    Returns as well the widths over which each takes a mean, and sums over something else than a product of widths.
+    Means are left out. Also returns the widths of which each sum takes a mean, and the numbers of sums whose length is
+    not a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
@@ -105,7 +105,7 @@ def _groups(
 
 
 def _folded(full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The parameters in sums over units of the same widths alone, outside of layers."""
+    """The parameters that are only in sums over units of the same widths, outside ``layers``."""
     folded: dict[str, tuple[str, ...]] = {}
     spoilt = set(full.kept_apart)
     for seen, names in zip(full.sums, groups):
@@ -114,7 +114,7 @@ def _folded(full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[
             spoilt.update(parameters)
         spoilt.update(name for name in parameters if folded.setdefault(name, tuple(names)) != tuple(names))
     folded = {name: names for name, names in folded.items() if names and name and name not in spoilt}
-    for seen in full.sums:  # of two factors of a product one is multiplied
+    for seen in full.sums:  # if two parameters are factors of a product, only one is multiplied
         for other in [name for name in seen.parameter.split(",") if name in folded][1:]:
             del folded[other]
     return folded

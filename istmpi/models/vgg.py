@@ -58,7 +58,7 @@ class VGG(nn.Module):
         self.exits = nn.ModuleDict({str(section): nn.Linear(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of every exit, where there are any."""
+        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of all exits, if there are any."""
         early = []
         for place, layer in enumerate(self.features, 1):
             x = layer(x)

@@ -1,6 +1,7 @@
-"""A network for rows of few features among very many, with any number of labels among very many.
+"""A network for sparse rows: few of very many features, and any number of very many labels.
 
-As in the paper's extreme classification (arXiv 1910.02120, Amazon-670k): a bag of features, hidden layers, all labels.
+It has the form of the paper's extreme classification (arXiv 1910.02120, Amazon-670k): a bag of features, hidden layers,
+all labels.
 """
 
 from torch import nn
@@ -48,9 +49,9 @@ class XC(nn.Module):
         self.output = LabelBlocks(hidden[-1], outputs, label_block)
 
     def forward(self, columns, offsets, values):
-        """Logits ``[b, outputs]`` of rows, as `torch.nn.EmbeddingBag` takes them: ``values`` of features ``columns``.
+        """Logits ``[b, outputs]`` of rows in the form of `torch.nn.EmbeddingBag`.
 
-        Row i has those from ``offsets[i]`` on.
+        Row i has the ``values`` of features ``columns`` from ``offsets[i]`` on.
         """
         x = self.bag(columns, offsets, values) + self.bias
         for number, norm in enumerate(self.norms):
