@@ -49,7 +49,7 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor, or only its first ``made`` elements so far. Leave these alone until `finish`."""
+        """Hand over a contiguous tensor, or only its first ``made`` elements. Leave these alone until `finish`."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -58,7 +58,7 @@ class MeanOverRanks:
                 self._moving.begin()
                 return
             self._moving.put(segment)
-        # Now all tensors are here. The caller calls `finish`, or first `begin` if it has other work.
+        # Now all tensors are here. The caller calls `finish`, or `begin` if it has other work first.
 
     def has(self, name: str) -> bool:
         return self._communicator.size > 1 and self._complete(name)
@@ -127,7 +127,7 @@ class EncodedMean:
 
 
 class _Moving:
-    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, by the caller in `finish`."""
+    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, else in `finish`."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator

@@ -76,7 +76,7 @@ def _watch(here: threading.Event) -> None:
         if claim:
             cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI join no job."
             print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
-            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # it releases the claim
+            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # its end frees the claim
                 time.sleep(0.1)
         os._exit(2)
 

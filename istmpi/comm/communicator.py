@@ -46,7 +46,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except those for scratch memory and those that take a peer or requests."""
+    """A group of ranks. Methods are collective, except those for scratch memory, one peer or requests."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Communicator:
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
-        """Send every rank's message to every other, as bytes."""
+        """Send a message to every rank, and receive one from each, as bytes."""
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
@@ -80,7 +80,7 @@ class Communicator:
         self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Return all ranks' flat arrays joined in rank order: rank r's array has ``counts[r]`` elements, of any dtype."""
+        """Return all ranks' flat arrays joined in rank order. Rank r's array has ``counts[r]`` elements; any dtype."""
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
@@ -229,7 +229,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order; None on other ranks. Its traffic counts here, too."""
+        """Open a communicator of these ranks alone, in this order; None elsewhere. Its traffic counts here, too."""
         if self.rank not in ranks:
             yield None
             return

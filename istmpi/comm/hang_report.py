@@ -137,7 +137,7 @@ def missing(
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks for which the job ends: silent for one deadline (``limit``), or still for two.
 
-    After a request to stop (``hurry``): silent at all, or still for one deadline.
+    After a request to stop (``hurry``) any silent rank counts, and one that is still for one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]

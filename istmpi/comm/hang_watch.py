@@ -48,7 +48,7 @@ _BY_FORCE = 10.0
 WHILE_LOADING = "Training had not begun: run the same command again."
 
 Seen = dict[int, tuple[Sighting, float]]
-"""Each rank's last sighting, with its time, or in messages its age in seconds."""
+"""Each rank's last sighting and its time; in messages its age in seconds in place of the time."""
 
 
 def _print(text: str) -> None:
