@@ -65,7 +65,7 @@ class RunFolder:
     def require_usable(self, resume: bool) -> None:
         """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds no run.
 
-        Files of the lock and of the script that started the run do not count.
+        Files of the lock and the job script do not count.
         """
         path = self.path
         with usable(path):

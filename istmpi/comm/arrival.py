@@ -29,8 +29,8 @@ _watched = threading.Event()
 def expected() -> Iterator[None]:
     """End this process, and with it the job, if other ranks do not come during the block: one line, exit code 2.
 
-    A thread also names the stopped processes of ranks on this host, until a hang watch begins (`watched`). It ends the
-    job with exit code 76 if one stays stopped for `LONGEST_WAIT`.
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job,
+    too.
     """
     if launched()[1] == 1:
         yield

@@ -28,13 +28,11 @@ _STATES = {
 
 _FOLDER = "stacks"
 _SECONDS_TO_WRITE = 3.0
-"""Seconds to wait for the files: the disk may be the reason why the job hangs."""
+"""Seconds to wait for the files: the job may hang on the disk."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rank with its host and process, by which a person finds it."""
-
     rank: int
     host: str
     process: int
@@ -137,7 +135,7 @@ def missing(
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks for which the job ends: silent for one deadline (``limit``), or still for two.
 
-    After a request to stop (``hurry``) any silent rank counts, and one that is still for one deadline.
+    After a request to stop (``hurry``): silent at all, or still for one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]

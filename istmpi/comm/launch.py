@@ -88,7 +88,7 @@ def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
 
     It uses no collective call, which one such pair would hang. If there is a pair, the other ranks do not return: they
-    wait for rank 0 to end the job, and after ``seconds`` they abort it.
+    abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD

@@ -10,9 +10,7 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""The variables with the rank, the number of ranks, and the number on this host.
-
-SLURM_NTASKS is of no use here, as batch scripts have it, too.
+"""The variables with the rank, the number of ranks, and the number on this host. Batch scripts have SLURM_NTASKS, too.
 """
 
 

@@ -85,9 +85,9 @@ class StopSign:
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
-        """Return the reason for which this rank's next `asked` would stop it; an empty text if there is none.
+        """Return the reason for which this rank's next `asked` would stop it, or an empty text.
 
-        Any thread may call it. It receives and sends no messages.
+        Any thread may call it; it sends and receives no message.
         """
         return self.reason or self._signal or ("" if self._rank else self._seen())
 

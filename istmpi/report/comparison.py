@@ -87,7 +87,7 @@ class Comparison:
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """Return a group's figure divided by the best group's: the median over common seeds, else the ratio of medians.
 
-        None if the group's median does not reach the target.
+        None if the group did not reach the target.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)

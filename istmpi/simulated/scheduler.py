@@ -13,7 +13,7 @@ from typing import Any
 FIRST_REST = 25e-6
 REST_GROWS = 1.5
 LONGEST_REST = 1e5
-"""The longest rest in virtual seconds. After it, a rank that polls in vain sleeps until something arrives."""
+"""The longest rest in virtual seconds. After it, a rank sleeps until something arrives."""
 
 
 class Ended(BaseException):
