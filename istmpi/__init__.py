@@ -1,4 +1,4 @@
-"""Independent Subnet Training for MPI machines. What can be imported from here is the interface (docs/library.md)."""
+"""Independent Subnet Training for MPI machines. The names to import from here are the interface (docs/library.md)."""
 
 from importlib import import_module
 
@@ -29,7 +29,7 @@ _PLACES = {
     "with_loss": "models.moe",
     "world": "comm",
 }
-"""The module of each public name, imported when the name is: help and plans must wait for neither torch nor MPI."""
+"""The module of each public name. It is imported only when used: help and plans need not wait for torch or MPI."""
 
 __all__ = list(_PLACES)
 

@@ -1,4 +1,4 @@
-"""Code of the user's: a FILE.py or a package, imported, and what goes wrong with it in one line."""
+"""Imports the user's code, a FILE.py or a package, and turns its errors into one line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from istmpi.errors import ConfigError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """The module of FILE.py:NAME or package.module:NAME, and that last name; ConfigError if there is none. Runs it.
+    """Import the module of FILE.py:NAME or package.module:NAME, and return it and NAME. This runs its code.
 
-    ``option`` and ``what`` are the place and the kind of the name, for messages.
+    ``option`` and ``what`` are the place and the kind of the name, for messages. Raises ConfigError if that fails.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():
@@ -36,7 +36,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for code that may not turn gradients off for all that follows it; RuntimeError if it does."""
+    """A context for foreign code. Raises RuntimeError if the code leaves torch's gradients turned off."""
     import torch
 
     before = torch.is_grad_enabled()
@@ -47,13 +47,13 @@ def gradients_kept() -> Iterator[None]:
 
 
 def short(error: BaseException) -> str:
-    """An exception's kind and the beginning of its text, in one line."""
+    """Return an exception's class and the beginning of its text, in one line."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _module_of_file(path: Path, given: str) -> ModuleType:
-    """A file as a module; its imports from its own folder work."""
+    """Import a file as a module, which can import its neighbours from its own folder."""
     if not path.is_file():
         raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)

@@ -15,7 +15,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def choose_device(wanted: str, local: Communicator) -> torch.device:
-    """Return this rank's device: with CUDA, the ranks of a host (``local``) take its devices in turn."""
+    """Return this rank's device. With CUDA, the ranks of a host (``local``) take its devices in turn."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
     if wanted == "cpu" or not torch.cuda.is_available():
@@ -24,12 +24,11 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
 
 
 def usable_cores() -> list[int]:
-    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's share of the cores it may use: those that ranks of its host (``local``) share are divided.
+    """Return this rank's share of the cores it may use. Ranks of its host (``local``) divide a core that they share.
 
     Collective.
     """
@@ -39,7 +38,7 @@ def fair_threads(local: Communicator) -> int:
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``wanted``, or OMP_NUM_THREADS, or its share of the cores. Collective."""
+    """Set and return this rank's threads: ``wanted``, else OMP_NUM_THREADS, else its share of the cores. Collective."""
     shared = fair_threads(local)
     threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Environment variables of istmpi's own, in one table, through which the package reads them."""
+"""The environment variables of istmpi. The package reads them through this table only."""
 
 import os
 
@@ -15,5 +15,5 @@ VARIABLES = {
 
 
 def read(name: str) -> str:
-    """Return a variable of the table, or its default where it is not set or empty."""
+    """Return a variable of the table, or its default if it is not set or empty."""
     return os.environ.get(name) or VARIABLES[name][1]

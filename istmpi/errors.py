@@ -9,7 +9,7 @@
     ├── SimulationError        exit 1   simulated ranks wait for ever, or one of them was killed (exit 137)
     ├── OutputError            exit 74  a result cannot be written
     ├── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
-    └── StuckError             exit 76  a rank is stuck, the launcher gone, or most ranks lost; a checkpoint goes on
+    └── StuckError             exit 76  a rank is stuck, or the launcher is gone; resume from a checkpoint
 
 A message names the subject, its value, the constraint and the cure, in one line:
 
@@ -70,7 +70,7 @@ class StoppedError(IstmpiError):
 
 
 class StuckError(IstmpiError):
-    """Ranks that wait for one that does not come, or have lost so many that the others may go on without them."""
+    """Ranks that wait for one that does not come, or a launcher that is gone."""
 
     exit_code = 76
 
@@ -80,7 +80,10 @@ LONGEST_WORD = 100
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """``"; did you mean X?"`` for the nearest known word, otherwise the list of known words; each with the prefix."""
+    """Return ``"; did you mean X?"`` for the nearest known word, else the list of known words, each with the prefix.
+
+    A word longer than `LONGEST_WORD` gets an empty text.
+    """
     words = sorted(known)
     if len(word) > LONGEST_WORD:
         return ""
@@ -91,7 +94,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def kind_of(path: Path) -> str:
-    """Name what a path is that is no regular file: whoever opens a pipe waits until somebody writes to it."""
+    """Name the kind of a path that is not a regular file. Opening a pipe would wait until somebody writes to it."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
-    """The outputs of every exit."""
+    """Return the outputs of every exit."""
     return tuple(returned) if isinstance(returned, list | tuple) else (returned,)
 
 
 def joined(returned: Outputs) -> torch.Tensor:
-    """The outputs of all exits side by side, ``[b, exits * outputs]``; those of one exit as they are."""
+    """Return the outputs of all exits side by side, ``[b, exits * outputs]``."""
     import torch
 
     outputs = outputs_of(returned)
@@ -36,7 +36,7 @@ def joined(returned: Outputs) -> torch.Tensor:
 def weighted_loss(
     loss: Callable[..., torch.Tensor], returned: Outputs, targets: torch.Tensor, weights: Sequence[float], **how: str
 ) -> torch.Tensor:
-    """The sum over exits of a task's loss, each by its weight; without weights each counts 1."""
+    """Return the sum over exits of a task's loss times the exit's weight. Without ``weights`` each weight is 1."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
@@ -44,7 +44,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Refuse, with a ConfigError, weights of the loss that are not one for each exit, or all zero."""
+    """Raise ConfigError unless the loss has one weight for each exit, not all zero, or no weights."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all: the name under which they are written, and the wait for the disk."""
+"""Writes files that appear complete or not at all: under a temporary name, synced to disk, then renamed."""
 
 import contextlib
 import os
@@ -11,12 +11,11 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""The endings of files that a run reads in its folder. Others may be a folder: their writers say so, and go on."""
+"""The endings of files that a run reads in its folder. Other names may be folders: whoever writes there reports it."""
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside a file that nobody has had before, or can guess: others may remember it, or put a link
-    there."""
+    """Return a new name beside a file. Nobody can guess it, so nobody can put a link there first."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
@@ -30,7 +29,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """A context that uses a folder for results; ConfigError where that fails."""
+    """A context that uses a folder for results. An OSError becomes a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -39,7 +38,7 @@ def usable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context that writes a result; OutputError where that fails."""
+    """A context that writes a result. An OSError becomes an OutputError."""
     try:
         yield
     except OSError as error:
@@ -47,21 +46,21 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def named_at_last(beside: Path, path: Path) -> None:
-    """Give a file that is written its name, on the disk."""
+    """Sync a written file to disk, and rename it to its final name."""
     sync(beside)
     beside.replace(path)
     sync(path.parent)
 
 
 def require_files(folder: Path) -> None:
-    """ConfigError where something in a run's folder is a pipe, a device or the like, or a folder in a file's place."""
+    """Raise ConfigError if a run's folder holds a pipe, a device or the like, or a folder in a file's place."""
     for path in (folder, folder / "checkpoints"):
         for inside in path.iterdir() if path.is_dir() else ():
             require_file(inside, or_folder=inside.suffix not in _OF_FILES)
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """ConfigError where there is something of that name which is no file; whoever opens it may wait for ever."""
+    """Raise ConfigError if the path exists and is no regular file: opening it may take for ever."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -79,9 +78,9 @@ def require_free(path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """A file, open for writing, that takes its name when the block ends without an exception; a pipe is written to.
+    """Open a file for writing that gets its name only if the block ends without an exception. A pipe is written to.
 
-    OutputError where it cannot be written; then nothing is left behind and an older file is as it was.
+    Raises OutputError if the file cannot be written. Then nothing is left behind, and an older file is unchanged.
     """
     place = path.resolve()
     plain = place.is_file() or not place.exists()

@@ -1,4 +1,4 @@
-"""Reads files and names of others, which may hold anything, into plain values or one line of an error."""
+"""Reads foreign files and names, which may hold anything, into plain values or a one-line error."""
 
 import errno
 import json
@@ -27,20 +27,20 @@ METRICS_BYTES = 512 * MEGABYTE
 MOST = 1e30
 """The largest figure of a run or of a cluster."""
 LINE = 1000
-"""The most characters of a message; a longer one is cut in its middle, for the cure stands at its end."""
+"""The most characters of a message. A longer one is cut in its middle, since the cure stands at its end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 """Text that names an object by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """Errors that any reader may meet in a file that was made to cause them."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
-"""Files of the functions exit and quit, Python's and ours."""
+"""The files of the functions exit and quit: Python's and ours."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Error numbers of names that the system refuses: nothing can be asked about such a file."""
+"""Error numbers with which the system refuses a path."""
 
 
 def printable(text: str) -> str:
-    """Escape everything in a text that is no visible character: new lines, ESC, bytes that are no UTF-8."""
+    """Escape the characters of a text that cannot be printed: new lines, ESC, bytes that are not UTF-8."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
@@ -52,7 +52,7 @@ def one_line(message: object) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a JSON value to compare and show: its texts printable, its long or deep parts cut."""
+    """Return a JSON value to compare and show. Texts become printable; long or nested values are cut."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
@@ -61,12 +61,12 @@ def plain_value(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number from a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    """Read a whole number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
     return int(_checked(text))
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text; ValueError for anything else, `in_ascii_digits` or not."""
+    """Read a number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
     return float(_checked(text))
 
 
@@ -79,7 +79,7 @@ def is_number(text: str) -> bool:
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Say whether a text lacks forms that only Python takes for numbers: 1_0, digits of other scripts."""
+    """Return False for a text with forms that only Python takes for numbers: 1_0, digits of other scripts."""
     return text.isascii() and "_" not in text
 
 
@@ -99,9 +99,9 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context in which a library reads a file: errors of the given kinds, or for want of room, become DataError.
+    """A context in which a library reads a file. Errors of the given kinds, or for lack of memory, become DataError.
 
-    ``subject`` is what the message calls the file, ``cure`` its last sentence. Errors of istmpi's pass.
+    ``subject`` is the file's name in the message, ``cure`` its last sentence. Errors of istmpi pass unchanged.
     """
     try:
         yield
@@ -112,7 +112,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """Return the system's words for an error, otherwise the first line of its own, or its kind."""
+    """Return the reason of an error: the system's words, else the first line of its text, else its class."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -124,7 +124,7 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return the message for an error because an input is too large; None for any other error."""
+    """Return a UserError for an error that means too large an input or an unusable path; None for others."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
@@ -135,7 +135,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return the error for code that ends the program before its work is done; None for istmpi's own code."""
+    """Return the error for foreign code that ended the program too early; None for istmpi's own code."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
@@ -143,7 +143,7 @@ def left(error: BaseException) -> IstmpiError | None:
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a place in the code; ``code`` is the exit status that the code there asked for."""
+    """Return the error of `left` for a place in the code. ``code`` is the exit status that was asked for."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
@@ -156,9 +156,9 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 
 @contextmanager
 def staying(*others: type[BaseException]) -> Iterator[None]:
-    """A context that runs foreign code, which cannot leave the program: IstmpiError where it tries to.
+    """A context that runs foreign code, which must not end the program: an attempt becomes an IstmpiError.
 
-    By SystemExit, by any of the ``others``, or by KeyboardInterrupt where Ctrl-C does not raise that.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised.
     """
     try:
         yield
@@ -170,7 +170,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
 
 
 def exists(path: Path) -> bool:
-    """Say whether a path exists; False for a name that no file can have."""
+    """Return True if a path exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -182,7 +182,7 @@ def is_file(path: Path) -> bool:
 
 
 def content(path: Path, most: int) -> bytes:
-    """Read a small file; ValueError where it is a pipe, or has more bytes than a file of its kind may have."""
+    """Read a small file. Raises ValueError if it is no regular file, or has more than ``most`` bytes."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
@@ -198,7 +198,7 @@ def read_toml(path: Path, cure: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """Parse a value as TOML writes it; ValueError for anything else, and for anything behind it."""
+    """Parse a text as one TOML value. Raises ValueError for anything else."""
     if not text.isprintable():
         raise ValueError(f"{printable(text)} has characters that cannot be printed")
     try:
@@ -211,9 +211,9 @@ def toml_value(text: str) -> Any:
 
 
 class Fields:
-    """A JSON object that may hold anything: every value is asked for by its name and its kind.
+    """A JSON object that may hold anything. Each method checks the kind of a value before it returns it.
 
-    ``subject`` is what a DataError calls the file, ``cure`` its last sentence.
+    A wrong or missing value raises DataError: ``subject`` is the file's name in it, ``cure`` its last sentence.
     """
 
     def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):

@@ -1,6 +1,6 @@
 """HDF5 files that guard themselves: the common part of checkpoints and prepared data sets.
 
-    /                 attribute ``checksum``: the CRC-32 of all that the file says beside its contents, see `seal`
+    /                 attribute ``checksum``: the CRC-32 of everything but the datasets' values, see `seal`
     /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
                       ``n*b//blocks`` to ``n*(b+1)//blocks``
 
@@ -24,13 +24,13 @@ from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.foreign import reason
 
 LOCKING = False
-"""A file appears under its name complete and never changes: nothing to lock, and cluster file systems often cannot."""
+"""A file appears complete and never changes, so it needs no lock. Cluster file systems often cannot lock."""
 
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
 """Options of new files: object headers with checksums, readable since HDF5 1.8; large datasets on block bounds."""
 
 READABLE = (1, 2)
-"""Versions that can be read; in the first nothing guards the attributes and the list of datasets."""
+"""Versions that can be read. In version 1 nothing guards the attributes and the list of datasets."""
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
@@ -40,13 +40,13 @@ _CHUNK = 2**24
 """Bytes read at a time when checksums are compared."""
 
 Read = Callable[[int], None]
-"""A function that is told of bytes as they are read."""
+"""A function that is called with the number of bytes just read."""
 Kind = TypeVar("Kind")
 
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file as a ``kind``, which reads its structure; DataError in one line for one that is damaged."""
+    """Open a file as a ``kind``, which reads its structure. Raises a one-line DataError for a damaged file."""
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """Turn whatever h5py and others raise where they meet what they did not expect into one line."""
+    """A context that reads a file. Errors of h5py and others, and ConfigError, become a one-line DataError."""
     try:
         yield
     except ConfigError as error:
@@ -70,7 +70,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return the version of an open file's format; DataError for another format or version."""
+    """Return the version of an open file's format. Raises DataError for another format or version."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -85,10 +85,10 @@ def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -
 
 @contextmanager
 def new_file(path: Path, room: int) -> Iterator[h5py.File]:
-    """Make a file to fill, under a temporary name. OSError where there is no room for it, now or at its end.
+    """Create a file to fill. Raises OSError if the disk has no room for it, now or when it is closed.
 
-    HDF5 writes its own structures when the file is closed, and does not survive a disk that is too full for them. So
-    another file keeps ``room`` bytes of the disk for them until then.
+    HDF5 writes its own structures when the file is closed, and does not survive a full disk. So another file keeps
+    ``room`` bytes of the disk for them until then.
     """
     keeper = path.with_suffix(".room.tmp")
     try:
@@ -115,7 +115,7 @@ def names_array(names: Sequence[str]) -> np.ndarray:
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Set an attribute, texts with fixed length: HDF5's checksums do not guard those of variable length."""
+    """Set an attribute. Texts get a fixed length, since HDF5's checksums do not guard variable lengths."""
     if isinstance(value, str):
         text = value.encode()
         place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
@@ -124,7 +124,7 @@ def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tu
 
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
-    """Guard all attributes, the list of datasets and the given values of those in /checksums; call it last."""
+    """Write the checksum of all attributes, the list of datasets and the values in /checksums. Call it last."""
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
@@ -137,7 +137,7 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of a JSON text of values, so that it does not depend on a library's encoding."""
+    """Return the CRC-32 of the file's description as JSON, which no library's encoding changes."""
     description = {
         "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
         "datasets": {
@@ -162,7 +162,7 @@ def shown(value: Any) -> str:
 
 
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """Return the type in the file, little-endian; bfloat16 as a true float, which HDF5 converts for readers."""
+    """Return a dtype's type in the file, little-endian. bfloat16 is a true float, which HDF5 converts for readers."""
     if dtype.startswith("S"):
         return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
     if dtype != "bfloat16":
@@ -180,7 +180,7 @@ def dtype_name(dataset: h5py.Dataset) -> str:
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return `all_datasets` but checksums."""
+    """Return `all_datasets` without the checksums."""
     return {path: dataset for path, dataset in all_datasets(file).items() if not path.startswith(CHECKSUMS)}
 
 
@@ -197,7 +197,7 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return the dataset of a path, None where there is none; ValueError where a link leads to it."""
+    """Return the dataset at a path; None if there is none. Raises ValueError if the path has a link."""
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.
@@ -216,7 +216,7 @@ def _target(value: Any) -> str:
 
 
 def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
-    """Return the reason why a dataset's rows are no single block of a file of ``size`` bytes; None when they are."""
+    """Return the reason why a dataset's rows are not one block in a file of ``size`` bytes; None if they are."""
     layout = dataset.id.get_create_plist()
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
@@ -245,9 +245,9 @@ def checksum_errors(
     read: Read = lambda nbytes: None,
     paths: Collection[str] | None = None,
 ) -> Iterator[str]:
-    """Find errors in the contents, one line each, in every ``parts``-th block from number ``part`` on.
+    """Yield a line for each block of rows with a wrong checksum: every ``parts``-th block, from number ``part`` on.
 
-    Of all datasets, or those of the ``paths``.
+    ``paths``: the datasets to check, by default all.
     """
     number = 0
     for path, dataset in datasets(file).items():
@@ -267,7 +267,7 @@ def differs(path: str, first: int, last: int) -> str:
 
 
 def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
-    """Read the checksums of a dataset's blocks; None where it has none. ValueError for what cannot be checksums."""
+    """Read the checksums of a dataset's blocks; None if it has none. Raises ValueError if they are malformed."""
     guard = dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None
@@ -289,7 +289,7 @@ def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
 
 
 def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray) -> np.ndarray:
-    """Read rows of a dataset as the file's bytes into ``out``, flat uint8; return it."""
+    """Read rows of a dataset, as bytes of the file, into ``out`` (flat uint8), and return it."""
     if len(out):
         count = (last - first, *dataset.shape[1:])
         space = dataset.id.get_space()

@@ -1,8 +1,8 @@
 """Locks a folder for one run at a time: a file in it says whose it is.
 
 The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
-system's own locks are often missing there, or hold on one host alone. The file of a killed run is known to be left over
-when its process is gone, on the same host, and otherwise when nobody has touched the file for a while.
+system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over, on
+the same host, once its process is gone, and on other hosts once nobody has touched the file for a while.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FILE = "lock.json"
 SECONDS_BETWEEN_TOUCHES = 10.0
 """Seconds between two touches of the file while the folder is held."""
 SECONDS_UNTIL_LEFT = 120.0
-"""The age at which another host's untouched file is left over: file systems may show its time a minute late."""
+"""The age at which another host's file counts as left over. File systems may show its time a minute late."""
 SECONDS_TO_END = 10.0
 """The time that a process of this host gets to end: its launcher may still be ending it."""
 
@@ -32,10 +32,10 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class FolderLock:
-    """A lock that holds a folder, made if it is not there, until it is released or this process ends.
+    """A lock on a folder, until it is released or this process ends. It creates the folder if needed.
 
-    ``note`` is told if it takes long to see whether another run holds the folder. Raises ConfigError if one does, or if
-    the folder cannot be written.
+    ``note`` gets a message if it takes long to see whether another run holds the folder. Raises ConfigError if one
+    does, or if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -47,11 +47,11 @@ class FolderLock:
             while not _create(self._own, self.path):
                 self._await_end(note)
         self._released = threading.Event()
-        with contextlib.suppress(RuntimeError):  # without a thread this host can still tell
+        with contextlib.suppress(RuntimeError):  # without a thread, this host still sees the process
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
 
     def require(self) -> None:
-        """Raise OutputError when another run took the folder over, as may happen to a suspended process."""
+        """Raise OutputError if another run took the folder over, as may happen to a suspended process."""
         if _read(self.path) not in (self._own, ""):
             raise OutputError(f"{self.path} is no longer this run's: another run has taken it.")
 
@@ -62,7 +62,7 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone, or remove it once it is known to be left over; ConfigError when it is in use."""
+        """Wait until the file is gone, or remove it if it is left over. Raises ConfigError if it is in use."""
         text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
@@ -82,9 +82,9 @@ class FolderLock:
         self._remove(text)
 
     def _remove(self, text: str) -> None:
-        """Remove the file if it still has this text; one process at a time may act on a file that is left over."""
+        """Remove the file if it still has this text. Only one process at a time may remove a file."""
         turn = self.path.with_name(f".{FILE}.turn")
-        if not _create("", turn):  # without a text there is room for it on a full disk, too
+        if not _create("", turn):  # an empty file has room even on a full disk
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
                 turn.unlink(missing_ok=True)
             return
@@ -114,7 +114,7 @@ def _create(text: str, path: Path) -> bool:
 
 
 def require_unheld(folder: Path) -> None:
-    """Refuse, with a ConfigError, a folder in which another run is at work, as far as this host can tell."""
+    """Raise ConfigError if another run is at work in the folder, as far as this host can tell."""
     holder = _parsed(_read(folder / FILE))
     if holder and _alive(holder):
         raise ConfigError(_refusal(folder / FILE, holder))

@@ -3,10 +3,10 @@
 The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
 cross-entropy of each label for itself, summed over all.
 
-Both are, of an example, ``total(logits) - sum over its labels of weight * logit``. So what a part of the labels
-contributes is told by few numbers, and no logits need to travel (`parts_of`).
+Both are ``total(logits) - sum over its labels of weight * logit`` for an example. So a few numbers hold what a part of
+the labels contributes, and no logits need to travel (`parts_of`).
 
-PSP@k is the precision at k in which a label counts the inverse of its propensity, over what the best ranking reaches
+PSP@k is a precision at k in which a hit counts 1 / propensity of its label, divided by the best ranking's value
 (Jain, Prabhu and Varma, KDD 2016).
 """
 
@@ -28,7 +28,7 @@ TOP = max(AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weight of each of the targets' ``columns``, and of each example's total ``[b]``, in float64."""
+    """Return two float64 weights: of each target label (``columns``), and of each example's total ``[b]``."""
     import torch
 
     counts = targets.counts.double()
@@ -44,7 +44,7 @@ def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Return the total of all labels ``[b]`` from those of parts of them ``[parts, b]``."""
+    """Combine the totals of parts of the labels ``[parts, b]`` into the total of all labels ``[b]``."""
     return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
 
 
@@ -55,7 +55,7 @@ def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
 
 
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
-    """Return facts on the labels from number ``first`` on, whose logits ``[b, n]`` are given, for each example.
+    """Return the contribution of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to each example.
 
     ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers.
     """
@@ -80,8 +80,7 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest logits of each example and their places ``[b, count]``; of equal ones the lower place is
-    first."""
+    """Return the largest logits of each example and their places ``[b, count]``. The lower place wins a tie."""
     import torch
 
     values, places = logits.topk(count, dim=1)
@@ -98,13 +97,13 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples of which loss and `scores` are made; ``propensities``: A and B of `inverse_propensities`."""
+    """Sums over examples, which give loss and `scores`. ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
-    """Loss, examples; of each k hits, inverse propensities of these, and of the best ranking."""
+    """Loss; examples; for each k the hits, their inverse propensities, and those of the best ranking."""
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
-        """``counts`` are the training rows, of so many ``rows``, with each label."""
+        """``counts``: the number of training rows, out of ``rows``, with each label."""
         self._inverse = inverse_propensities(counts, rows, *propensities)
         self._loss = loss
 
@@ -117,7 +116,7 @@ class Ranking:
         _, shares = weights_of(targets, self._loss)
         values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
         labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
-        # Where logits are equal the lower number first; what is no label at all last.
+        # Among equal logits the lower label comes first; unused places come last.
         order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[:, :TOP]
         best = np.take_along_axis(labels, order, axis=1)
         is_label = np.isfinite(best)
@@ -143,6 +142,6 @@ class Ranking:
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return the inverse of each label's odds of being noted where it is true: ``1 + C * (count + B) ** -A``."""
+    """Return ``1 + C * (count + B) ** -A`` for each label: 1 / (probability that a true label is noted)."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

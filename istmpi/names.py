@@ -12,7 +12,7 @@ NETWORKS = {
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
-"""Networks that ship as plain modules: their settings, widths and axes are found as those of a user's own are."""
+"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's own."""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 """The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""
@@ -24,12 +24,12 @@ NORMS = ("batch", "layer", "none")
 
 
 def is_own(name: Any) -> bool:
-    """Say whether the name of a network is that of a class of the user's own."""
+    """Return True if a network's name is that of a user's own class."""
     return isinstance(name, str) and ":" in name
 
 
 def is_module(name: Any) -> bool:
-    """Say whether a network is a plain torch.nn.Module, the user's own or one that ships."""
+    """Return True if a network is a plain torch.nn.Module: the user's own, or one that ships."""
     return isinstance(name, str) and (is_own(name) or name in NETWORKS)
 
 
@@ -39,5 +39,5 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """Return the class that the name of a network names, wherever it lies; empty for one that is no plain module."""
+    """Return the class in a network's name, without its place; an empty text for one that is no plain module."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

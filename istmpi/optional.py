@@ -1,4 +1,4 @@
-"""Libraries that only those need to install who use what needs them."""
+"""Imports libraries that only some features need."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from istmpi.errors import DataError
 
 
 def optional(module: str, package: str, what: str, extra: str = "data") -> ModuleType:
-    """The module, imported; a DataError that says which extra of istmpi's brings it where it is absent."""
+    """Import and return a module. If it is absent, raises a DataError that names the extra to install."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # soundfile is there without libsndfile: OSError

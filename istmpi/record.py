@@ -19,14 +19,14 @@ SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 COMPARISON = "comparison.json"
-"""The file, in a comparison's folder, of what its runs have in common beside their settings."""
+"""The file in a comparison's folder with what its runs have in common beside their settings."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items of a record that are neither None nor NaN, for `dataclasses.asdict`."""
+    """Return the items that are neither None nor NaN, as the ``dict_factory`` of `dataclasses.asdict`."""
     return {name: value for name, value in items if value is not None and value == value}
 
 
@@ -40,11 +40,11 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a new folder, yet to be made: the wanted one, or the first free of runs/NAME, runs/NAME-2, ...
+        """Return a run's folder, not created yet: ``wanted``, or the first free one of runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` it may be a run's already: the wanted one, runs/NAME for ``auto``, or the folder around the file
-        or folder from which to resume. Raises ConfigError for a folder with anything else in it: files of others are
-        never overwritten.
+        With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder with the
+        checkpoint ``resume``. Raises ConfigError if the folder holds anything else, so that no file of others is
+        overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -55,7 +55,7 @@ class RunFolder:
         else:
             path = _free(home(wanted, name))
         folder = RunFolder(path)
-        if not resume:  # else the lock itself waits for the end of one that is about to end
+        if not resume:  # with ``resume``, the lock waits for a run that is about to end
             with suppress(OSError):  # of a path that can be no folder, which is refused below
                 require_file(path / lock.FILE)
             lock.require_unheld(path)
@@ -63,7 +63,10 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """Refuse, with a ConfigError, a folder with anything in it; to ``resume``, anything but a run."""
+        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds no run.
+
+        Files of the lock and the job script do not count.
+        """
         path = self.path
         with usable(path):
             require_files(path)
@@ -92,7 +95,7 @@ class RunFolder:
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; lines that could not be written come along with the next one."""
+        """Append a line to metrics.jsonl, after earlier lines that could not be written."""
         self.pending.append(json.dumps(metrics) + "\n")
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
@@ -100,16 +103,16 @@ class RunFolder:
             self._open(METRICS, "a", "".join(self.pending))
         except OutputError:
             with suppress(OSError):
-                os.truncate(path, size)  # half of it may have found room
+                os.truncate(path, size)  # a part of it may have been written
             raise
         self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics.jsonl but half a line at its end, which a killed run left."""
+        """Read all lines of metrics.jsonl, except half a line at its end, which a killed run left."""
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read the lines; DataError where they do not have a round each."""
+        """Read the lines. Raises DataError if a line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

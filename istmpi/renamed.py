@@ -9,10 +9,10 @@ from istmpi.errors import ConfigError
 SETTINGS = {"method.resample": "method.redeal"}
 COMMANDS = {"calibrate": "measure"}
 GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "method.shared_momentum": 0.0}
-"""Settings of earlier versions by the only value that a run may still have: the one with which they did nothing."""
+"""Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Defaults that earlier versions wrote into every run, and that are left open today, which means the same."""
+"""Settings that earlier versions wrote into every run with these values. Now they are left out, and mean the same."""
 
 
 class RenamedWarning(FutureWarning):
@@ -26,7 +26,7 @@ def tell(old: str, new: str, source: str = "") -> None:
 
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """Return a tree of settings by their new names; ConfigError for one that is there twice or no longer exists."""
+    """Return settings under their new names. Raises ConfigError for one that is set twice or no longer exists."""
     gone = [name for name in GONE if _value(tree, name) is not None]
     for name in gone:
         if (value := _value(tree, name)) != GONE[name]:

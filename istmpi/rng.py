@@ -1,8 +1,8 @@
-"""Random numbers that are a pure function of what they are for.
+"""Random numbers as a pure function of their purpose.
 
-Every draw hashes its purpose and its position, so that any rank can compute any draw of any round without
-state, and two machines with different library versions agree bit for bit. The mixer is the finaliser of
-SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+Every draw hashes its purpose and its position. So any rank can compute any draw of any round without state, and two
+machines with different library versions agree bit for bit. The mixer is the finaliser of SplitMix64 (Steele, Lea and
+Flood, OOPSLA 2014).
 """
 
 import hashlib
@@ -14,13 +14,13 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def key(*purpose: int | str) -> int:
-    """A 64-bit key for a purpose such as ``key(seed, "deal", "hidden1", round)``."""
+    """Return a 64-bit key for a purpose such as ``key(seed, "deal", "hidden1", round)``."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in purpose)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def bits(stream: int, start: int, count: int) -> np.ndarray:
-    """64 random bits for each of the positions ``start .. start + count - 1`` of a stream: ``[count]`` uint64."""
+    """Return 64 random bits for each of the positions ``start .. start + count - 1``: ``[count]`` uint64."""
     position = np.arange(start, start + count, dtype=np.uint64)
     position *= np.uint64(_GOLDEN)
     position += np.uint64(stream & _MASK)
@@ -28,12 +28,12 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 
 
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) for positions of a stream: ``[count]`` float64, multiples of 2**-53."""
+    """Return uniform numbers in [0, 1) for these positions: ``[count]`` float64, multiples of 2**-53."""
     return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(length: int, stream: int) -> np.ndarray:
-    """A uniformly random order of ``0 .. length - 1``: ``[length]`` int64."""
+    """Return a uniformly random order of ``0 .. length - 1``: ``[length]`` int64."""
     return np.argsort(bits(stream, 0, length))  # no two are alike
 
 

@@ -3,8 +3,8 @@
     rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
 `also` says what msgspec cannot: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, ``rising`` for a
-list in which each number is above the one before it, ``known`` for the names that a text may be, with ``or`` for what
-else it may be, and ``must`` for words that say a range better.
+list in which each number is above the one before it, ``known`` for the allowed names, with ``or`` for words on other
+allowed values, and ``must`` for a message that explains a range better.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def also(**limits: Any) -> Meta:
 
 
 def own(name: str, kind: Any, default: Any, help: str, **limits: Any) -> Field:
-    """Return a setting that its owner describes: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
+    """Return a setting that a method or network defines: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
     limited = Annotated[kind, Meta(**limits)] if limits else kind
     return name, Annotated[limited, help], dataclasses.field(default=default)
 
@@ -103,7 +103,7 @@ def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
 
 
 def _draft_7(node: Any) -> Any:
-    """Turn a schema of msgspec's into one without null, which TOML lacks, and with draft 7's tuples."""
+    """Convert a schema of msgspec: without null, which TOML lacks, and with draft 7's tuples."""
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -145,7 +145,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Return a value of a file as its type ``hint``, of which NaN is none; ConfigError in one line."""
+    """Convert a file's value to its type ``hint``. Raises ConfigError in one line, also for NaN in a limited type."""
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -156,7 +156,7 @@ def converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: Python refuses to write integers of thousands of digits."""
+    """Return a value as a message shows it. Huge integers are in hexadecimal, since Python refuses to write them."""
     return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
 
 

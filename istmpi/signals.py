@@ -14,9 +14,9 @@ _SAME_REQUEST = 0.5
 
 
 class Receiver:
-    """Takes the process's signals; a second SIGTERM or Ctrl-C ends the process at once. One for all: see `receiver`.
+    """Takes the process's signals; a second SIGTERM or Ctrl-C ends the process at once. Use `receiver` to get it.
 
-    A thread receives them, for the main one may be waiting inside MPI. To be made in the main thread.
+    A thread receives the signals, since the main thread may be waiting inside MPI. Create it in the main thread.
     """
 
     def __init__(self) -> None:
@@ -61,5 +61,5 @@ class Receiver:
 
 @cache
 def receiver() -> Receiver:
-    """This process's; the first call takes its signals."""
+    """Return this process's only receiver. The first call creates it."""
     return Receiver()

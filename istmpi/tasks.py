@@ -1,6 +1,6 @@
 """Tasks: the loss that training reduces, and the score that judges a network; importing it does not import torch.
 
-A new task is a class here and its name in `TASKS`. Whoever needs to know what a task is like asks the class.
+A new task is a class here and its name in `TASKS`. The class has all facts on the task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_LABELS = "node-labels"
 OWN = "own"
 OFF = -1
 LOWER = " (lower is better)"
-"""The end of the name of a score of the user's that tells its direction to whoever knows a run by its record."""
+"""The ending of a user's score name if lower is better. So a run's record tells the direction."""
 
 
 def _functional() -> ModuleType:
@@ -44,21 +44,21 @@ class Task(ABC):
     numbers = 1
 
     inputs = "numbers"
-    """The kind of its data (`istmpi.data.hdf5.OPEN`), as messages name it."""
+    """The kind of the data (`istmpi.data.hdf5.OPEN`), as messages name it."""
     network = ""
-    """The advice to users of a network that takes numbers; empty where that is right."""
+    """The advice for a network that takes dense rows of numbers; empty if such a network is right."""
     start: tuple[str, ...] = ()
     """The arguments of `istmpi train` for a first run."""
     scored = 0
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = predicts_numbers = several_labels = False
-    """An example has one class, numbers to predict, or a row of 0 and 1 for its labels."""
+    """The targets of an example: one class, numbers to predict, or a row of 0 and 1 for its labels."""
     of_tokens = ranks_labels = of_nodes = False
-    """Examples are windows of tokens, sparse rows whose labels are ranked, or nodes of one graph, scored as a whole."""
+    """Examples are windows of tokens, sparse rows with ranked labels, or nodes of one graph, scored as a whole."""
     of_trees = False
-    """Its loss and score are functions of the user's: of all outputs, any tree, and a batch (`OwnTask`)."""
+    """The user's functions compute loss and score, from all outputs (any tree) and a batch (`OwnTask`)."""
     distils = False
-    """Networks can learn from each other's `probabilities`."""
+    """True if networks can learn from each other's `probabilities`."""
 
     @staticmethod
     @abstractmethod
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
-        """Return the number of outputs for an example where they fill memory before the network does; else 0."""
+        """Return the number of an example's outputs if they, not the network, fill memory first; else 0."""
         return 0
 
 
@@ -160,7 +160,7 @@ class NextToken(Task):
 class MultiLabel(Task):
     """Rows with any number of labels (`istmpi.multilabel`), as `istmpi.data.batch.Labels`; the score is precision at 1.
 
-    ``outputs`` may also be an object that computes its losses itself, as `istmpi.models.linear.Deferred`.
+    ``outputs`` may also be an object that computes its own losses, such as `istmpi.models.linear.Deferred`.
     """
 
     score = "P@1"
@@ -191,7 +191,7 @@ class BinaryMultiLabel(MultiLabel):
 
 
 class NodeClasses(Task):
-    """Cross-entropy of the nodes of a batch that have a target, if any; the score is their accuracy."""
+    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is their accuracy."""
 
     score = "accuracy"
     inputs = "a graph"
@@ -208,7 +208,7 @@ class NodeClasses(Task):
 
 
 class _Flags(Task):
-    """Binary cross-entropy, its mean over labels; targets ``[n, outputs]`` are 0 and 1, or `OFF` in whole rows."""
+    """Binary cross-entropy, its mean over labels. Targets ``[n, outputs]`` are 0 and 1, or `OFF` in whole rows."""
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -221,7 +221,7 @@ class _Flags(Task):
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return twice the true positives, and this plus the labels that are predicted wrongly."""
+        """Return twice the number of true positives, and that plus the number of wrongly predicted labels."""
         positive, scored = outputs > 0, targets[:, :1] != OFF
         twice = 2 * int((positive & (targets == 1)).sum())
         return float(twice), float(twice + (scored & (positive != (targets == 1))).sum())
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The true labels among the k ranked first, for each k of `AT`; and the points of micro-F1."""
+    """The true labels among the k ranked first, for each k of `AT`; then the points of micro-F1."""
     several_labels = distils = True
 
     @staticmethod
@@ -265,9 +265,9 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A loss and a score of the user's, each a mean over the examples of a batch (`istmpi.data.callable.task`).
+    """A user's loss and score, each a mean over the examples of a batch (`istmpi.data.callable.task`).
 
-    This class has none: a program computes them (`istmpi.Distributed`).
+    This class computes neither: a program does (`istmpi.Distributed`).
     """
 
     score = "score"

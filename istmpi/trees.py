@@ -1,4 +1,4 @@
-"""Batches of the user's own: trees of dicts, lists and tuples with tensors as their leaves."""
+"""A user's own batches: trees of dicts, lists and tuples with tensors as their leaves."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class Named(dict):
-    """Arguments of a network by their names; where a batch has some, they are the last of its inputs."""
+    """A network's keyword arguments. If a batch has any, they are the last of its inputs."""
 
 
 def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return a batch's inputs on a device, those of floats in a type."""
+    """Return a batch's inputs on a device. Floating-point tensors also get the ``dtype``."""
     return mapped(lambda x: x.to(device, dtype) if x.is_floating_point() else x.to(device), inputs)
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """Return what a network makes of a batch's inputs."""
+    """Call a network with a batch's inputs."""
     if inputs and isinstance(inputs[-1], Named):
         return network(*inputs[:-1], **inputs[-1])
     return network(*inputs)
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples with every tensor replaced by what a function makes of it."""
+    """Return a tree of dicts, lists and tuples with ``function`` applied to every tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):

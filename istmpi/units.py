@@ -4,17 +4,17 @@ from collections.abc import Mapping
 
 
 def in_seconds(value: float) -> str:
-    """Always in seconds, so that columns compare at a glance, never as a power of ten: ``0.0213 s``, ``2,417 s``."""
+    """Write seconds, never as a power of ten, so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
     return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, which is given as that of one."""
+    """Write a count with its noun, which is given in the singular."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def size(nbytes: float) -> str:
-    """Bytes with a decimal prefix: ``1.21 MB``."""
+    """Write bytes with a decimal prefix: ``1.21 MB``."""
     return f"{_scaled(nbytes)}B"
 
 
@@ -23,7 +23,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    """Write seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -37,7 +37,7 @@ BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 
 
 def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
-    """The unit, and its factor, in which an axis up to a value is read best: ``MB`` rather than 10^8."""
+    """Return the unit, and its factor, that suits an axis up to ``largest``: ``MB`` rather than 10^8."""
     least = 10 if units is SECONDS else 1  # 90 s rather than 1.5 min
     return [*units.items()][max(sum(least * factor <= largest for factor in units.values()) - 1, 0)]
 

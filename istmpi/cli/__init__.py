@@ -7,7 +7,7 @@ from types import TracebackType
 from istmpi.signals import receiver
 
 STOPPABLE = ("train", "compare")
-"""Commands that save and stop when they are signalled."""
+"""Commands that save and stop when they get a signal."""
 _AT_ONCE = {"-h", "--help", "--dry-run"}
 
 
@@ -16,7 +16,7 @@ def _report_no_interrupt(kind: type[BaseException], error: BaseException, trace:
         sys.__excepthook__(kind, error, trace)
 
 
-# Before the imports of the command itself, which take seconds, and a minute on a busy machine.
+# This precedes the imports of the command, which take seconds, and a minute on a busy machine.
 if os.path.basename(sys.argv[0]) == "istmpi":
     sys.excepthook = _report_no_interrupt
     if sys.argv[1:2] and sys.argv[1] in STOPPABLE and _AT_ONCE.isdisjoint(sys.argv):

@@ -1,4 +1,4 @@
-"""The terminal while a run goes on: a banner, a live bar or plain lines in a log, and the outcome; on rank 0."""
+"""Shows a run on the terminal of rank 0: a banner, a live bar or plain lines, and the outcome."""
 
 import os
 import sys
@@ -50,7 +50,7 @@ class LiveView:
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
-        """Show the figures that fit whole into a line, the most telling first."""
+        """Show the figures that fit into one line, the most important first."""
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
             self._score = f"{progress.score_name} {scored.score:.4f}"
@@ -69,13 +69,13 @@ class LiveView:
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console; a terminal has its cursor back once the ``with`` is left, however that is."""
+    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor back."""
 
     every_evaluation = True
 
     def __init__(self, showing: Showing | None = None) -> None:
         self._showing = showing = showing or Showing()
-        # A rank's output is no sign under mpirun: MPICH gives it a pipe, Open MPI a terminal, whatever mpirun's own is.
+        # Under mpirun a rank's own output tells nothing: MPICH gives it a pipe, Open MPI a terminal, in any case.
         columns = comm.terminal_columns()
         self._terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
         self._way = showing.progress or ("bar" if self._terminal else "lines")

@@ -1,4 +1,4 @@
-"""``istmpi``: the command is found, and whatever ends it becomes one message, from one rank, and an exit code."""
+"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
 
 import importlib
 import io
@@ -33,7 +33,7 @@ def _command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """Command NAME is ``istmpi.cli.commands.NAME.command``; its help is the first line of its file: no import."""
+    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its help is the first line of that file."""
 
     def __init__(self, *args, commands: Iterable[str], **settings):
         super().__init__(*args, **settings)
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but to the command's new name, which its help shows."""
+        """Resolve a command as click does, but return its new name, which the help shows."""
         name, command, rest = super().resolve_command(context, arguments)
         return command.name if command else name, command, rest
 
@@ -92,7 +92,7 @@ ON_RANKS = [name[:-1] for name in COMMANDS if name.endswith("*")]
 ALONE = [name for name in COMMANDS if not name.endswith("*")]
 
 FOR_THE_LAUNCHER = 5.0
-"""Seconds for a launcher to end the job with the code of a rank that is gone."""
+"""Seconds that a launcher has to end the job with the exit code of a lost rank."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -106,7 +106,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The pages of this version; the name must stay in one piece to be copied."""
+"""The folder of this version's pages. The path stays in one line, so that it can be copied."""
 
 
 @click.group(
@@ -129,15 +129,15 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     if code and not together:
         comm.abort_at_exit(code)
     elif code:
-        # The code must stay: Python drops its handlers before MPI is done, when a second Ctrl-C may come, and to ranks
-        # that are slower to leave than another a launcher sends SIGTERM.
+        # Keep the exit code: a second Ctrl-C, or a launcher's SIGTERM to ranks that leave late, may come after Python
+        # has dropped its handlers and before MPI is done.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
 def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """An ``os._exit`` with which others' code cannot end this process as if its work were done."""
+    """Return an ``os._exit`` that never ends this process as a success when foreign code calls it."""
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
@@ -153,7 +153,7 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
 
 
 class _Output(io.FileIO):
-    """A standard stream that outlives the reader of its pipe."""
+    """A standard stream that goes on when the reader of its pipe has left."""
 
     def write(self, data: bytes) -> int:
         try:
@@ -164,16 +164,16 @@ class _Output(io.FileIO):
 
 
 def _open_streams() -> None:
-    """Open standard streams that were closed, to nowhere: else a file of ours takes such a number.
+    """Make standard output and error accept every character, and outlive a reader that leaves.
 
-    A name from data shall end no command, whatever the locale, and no reader that leaves.
+    Standard streams that were closed lead to nowhere: otherwise a file of ours would get their numbers.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     for number, name in enumerate(("stdout", "stderr"), 1):
         old, output = getattr(sys, name), _Output(number, "w", closefd=False)
-        output.replaced, file = old, io.BufferedWriter(output)  # a stream without a holder closes its file
+        output.replaced, file = old, io.BufferedWriter(output)  # keep the old stream: it closes its file when freed
         by_lines = bool(old) and (old.line_buffering or old.write_through)
         setattr(sys, name, io.TextIOWrapper(file, old and old.encoding, "backslashreplace", line_buffering=by_lines))
 
@@ -193,7 +193,7 @@ def _show(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
-    """Run the program; its exit code, and whether all ranks end with it by themselves."""
+    """Run the program. Return its exit code, and True if all ranks end with it by themselves."""
     try:
         code = int(program() or 0)
         sys.stdout.flush()
@@ -259,7 +259,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """The message for a standard output that takes nothing more, for which no file is named."""
+    """Return the message for a standard output that takes nothing more; None for any other error."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
@@ -275,7 +275,7 @@ def _say(text: str) -> None:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error from one rank; processes that know nothing of each other each print it."""
+    """Print the error: one rank does if all ranks have it, otherwise each that failed. Return what `_outcome` does."""
     alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,4 @@
-"""The network of a run, without reading data where the command line says what they would."""
+"""Finds the network of a run. It reads no data if the command line gives their shape."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 FEATURES_IN_A_ROW = 75
-"""Features of a sparse row where no data tell: those of Amazon-670k."""
+"""Features of a sparse row if no data are read: those of Amazon-670k."""
 NODES, DEGREE = 100_000, 20
-"""Nodes of a batch of a graph, and neighbours of each, where no data tell."""
+"""Nodes of a graph's batch, and neighbours of each, if no data are read."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def described(
     degree: float = DEGREE,
     ranks: int = 1,
 ) -> Described:
-    """The network of a run: of ``layers`` (1000-4000-200), of a shape (features, labels), or else of its data."""
+    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data."""
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
@@ -77,7 +77,7 @@ def described(
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """The network of a run, equal on every rank; code is run on rank 0. Collective."""
+    """Return a run's network, equal on every rank. Only rank 0 runs the user's code. Collective."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)
@@ -101,7 +101,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
     cost.spec.require_dealable(run, network)
-    deal = cost.spec.deal(run, network, cost.ranks, 0)  # a part's own lengths are expected ones where blocks are dealt
+    deal = cost.spec.deal(run, network, cost.ranks, 0)  # if blocks are dealt, a part's own lengths are expected values
     for part in cost.parts:
         held = deal.held(part.part.ranks[0])
         network.require_usable(narrowed(network.lengths, network.parameters, held))

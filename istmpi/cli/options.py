@@ -22,7 +22,7 @@ _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
 
 
 class _Range:
-    """A range of click's that says in words what a number must be."""
+    """A click range whose message says in words what a number must be."""
 
     kind = "a number"
 
@@ -58,7 +58,7 @@ class WholeRange(_Range, click.IntRange):
 
 
 class FiniteRange(_Range, click.FloatRange):
-    """Numbers without infinity, and without NaN, which lies in every range of click's."""
+    """A range of finite numbers. Click's own ranges take NaN."""
 
 
 class YesOrNo(click.ParamType):
@@ -71,31 +71,31 @@ class YesOrNo(click.ParamType):
 
 
 def bandwidth(option: str, text: str) -> float:
-    """Bytes a second of ``2.5Gbit`` or ``300MB``."""
+    """Return the bytes per second of ``2.5Gbit`` or ``300MB``."""
     units = _prefixed("bit", 1 / 8) | _prefixed("B")
     units |= {f"{unit}/s": factor for unit, factor in units.items()}
     return _quantity(option, text, units, "a rate per second in bit or B, such as 2.5Gbit")
 
 
 def latency(option: str, text: str) -> float:
-    """Seconds of ``100us``."""
+    """Return the seconds of ``100us``."""
     return _quantity(option, text, _SECONDS, "a time in s, ms, us or ns, such as 100us")
 
 
 def speeds(option: str, text: str) -> tuple[float, ...]:
-    """FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
+    """Return the FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
     units = _PREFIXES | _prefixed("FLOP/s") | _prefixed("FLOPS")
     expected = "FLOP/s with a prefix, such as 250G, or a comma-separated value for each rank"
     return tuple(_quantity(option, part, units, expected) for part in text.split(","))
 
 
 def memory(option: str, text: str) -> float:
-    """Bytes of ``16GB`` or ``16GiB``."""
+    """Return the bytes of ``16GB`` or ``16GiB``."""
     return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, such as 16GB")
 
 
 def ranks(option: str, text: str) -> list[int]:
-    """Numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
+    """Return numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
     expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
@@ -110,7 +110,7 @@ def shape(option: str, text: str) -> tuple[int, ...]:
 
 
 def widths(option: str, text: str) -> list[int]:
-    """Lengths of all layers, ``1000-4000-200``: features, hidden widths, labels."""
+    """Return the lengths of all layers in ``1000-4000-200``: features, hidden widths, labels."""
     expected = "features, hidden widths and labels, such as 1000-4000-4000-200"
     lengths = _whole_numbers(option, text, "-", expected)
     if len(lengths) < 3:

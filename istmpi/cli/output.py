@@ -1,4 +1,4 @@
-"""The console, and what several commands print: notes, JSON, progress of work that is no training, damaged files."""
+"""The console, and output that commands share: notes, JSON, progress without training, damaged files."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def wide_console() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """A table without borders; without a header row where no ``columns`` are given."""
+    """Return a table without borders. It has no header row if there are no ``columns``."""
     return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 
@@ -82,9 +82,9 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of some files; print what is damaged. DataError when one is.
+    """Read every byte of the files and print what is damaged. Raises DataError if any file is.
 
-    ``unguarded`` is said of version 1. Files ``listed`` in a folder may be gone by now.
+    ``unguarded`` is added to the verdict on format version 1. A file of ``listed`` is skipped if it is gone by now.
     """
     results = []
     with progress(in_bytes=True) as report:

@@ -1,4 +1,4 @@
-"""``istmpi train --dry-run``: the plan of a run: what it would hold, compute and send, without MPI or training."""
+"""``istmpi train --dry-run``: what a run would hold, compute and send, without MPI or training."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """The figures of the table, in bytes, weights and FLOPs; shapes and memory are the first phase's."""
+    """Return the plan's figures, in bytes, weights and FLOPs. Shapes and memory are those of the first phase."""
     first = phases[0][0]
     largest, single = first.largest, alone.largest
     before, phase_figures = 0, []

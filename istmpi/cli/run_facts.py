@@ -1,4 +1,4 @@
-"""The facts of a run in words: as it begins, after a round, and as it ends."""
+"""The facts of a run in words: at its beginning, after a round, and at its end."""
 
 from collections.abc import Mapping
 
@@ -95,7 +95,7 @@ def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
 
 def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
     last, best, score = summary.last, summary.best, summary.last.score
-    # Training counts from the run's first job on; where that is more than this job took, the times would disagree.
+    # Training time counts from the run's first job on, so it may exceed this job's time.
     since = " since it was resumed" if elapsed < last.seconds else ""
     facts = {
         summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",

@@ -1,4 +1,4 @@
-"""Options of a run: what sets it, and how it is watched and stopped."""
+"""Command-line options that set a run, show it and stop it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ run_argument = click.argument("run", required=False)
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
-    """Decorate a click command with the options that change a run, as `resolve` takes them."""
+    """Decorate a click command with the options that change a run. `resolve` takes their values."""
     assigning = {"metavar": "A.B=VALUE", "help": "Any other setting (list: istmpi settings).", "multiple": True}
     command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
@@ -97,7 +97,10 @@ def resolve(
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
 ) -> Run:
-    """Return the run that a command line describes; ``refused``: settings with an option of their own."""
+    """Return the run that a command line describes.
+
+    ``refused``: settings that --set must not change here, each with the option to use instead; ConfigError otherwise.
+    """
     run = run or DEFAULT
     loaded = Run.load(run)
     changed = changes(assignments, options, loaded.model.name)
@@ -126,7 +129,7 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(option: str, setting: str, text: str, model: str) -> Any:
-    """A value as the run file would have it: numbers, lists with or without brackets, texts with or without quotes."""
+    """Return an option's text as a run file's value: a number, a list or a text; brackets and quotes are optional."""
     if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
@@ -144,7 +147,7 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
 @dataclass(frozen=True)
 class Showing:
     progress: str | None = None
-    """bar, lines or none; None is a bar on a terminal and lines elsewhere."""
+    """bar, lines or none. None means a bar on a terminal and lines elsewhere."""
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
@@ -162,7 +165,7 @@ class Showing:
 
 
 def showing(command: Callable) -> Callable:
-    """Decorate a click command with --progress, -q, -v and --json: ``shown``."""
+    """Decorate a click command with --progress, -q, -v and --json, which it gets as ``shown``."""
 
     @click.option(
         "--progress",
@@ -181,7 +184,7 @@ def showing(command: Callable) -> Callable:
 
 
 def _installed(context: click.Context, option: click.Parameter, names: Sequence[str]) -> Sequence[str]:
-    if launched()[0] == 0:  # which alone logs
+    if launched()[0] == 0:  # only rank 0 logs
         require_installed(names)
     return names
 

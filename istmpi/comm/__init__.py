@@ -1,4 +1,4 @@
-"""The ranks of a job and all that goes on between them. The only package that imports mpi4py."""
+"""The ranks of a job and all communication between them. No other package imports mpi4py."""
 
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator, Traffic

@@ -1,8 +1,9 @@
-"""The mean of tensors over all ranks, in place, moved in the background while the caller still computes.
+"""Averages tensors over all ranks, in place. The bytes move in the background while the caller still computes.
 
-They travel round a ring (`istmpi.comm.ring`). Chunk c is added up in the order of ranks c+1, c+2, ..., c, whatever the
-timing: two runs agree bit for bit, and so do all ranks. What is encoded is added up in the order c, c-1, ..., c+1;
-every rank's copy is, and so is the mean, which all decode from the same bytes.
+Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is summed in the order of ranks c+1, c+2, ..., c,
+whatever the timing: all ranks, and two runs, agree bit for bit. Encoded chunks go straight to rank c, which sums them
+in the order c, c-1, ..., c+1; its own copy passes through the codec, too. It encodes the mean once, and all ranks
+decode the same bytes.
 """
 
 import threading
@@ -24,10 +25,11 @@ _TAGS = 2**15
 
 
 class MeanOverRanks:
-    """The mean of named tensors over all ranks; every rank hands over the same names in any order.
+    """Averages named tensors over all ranks. Every rank hands over the same names, in any order.
 
-    ``nbytes``: bytes of each tensor; they travel in the reverse of this order. ``forms``: for tensors that are encoded,
-    how (`istmpi.comm.codec`). No other point-to-point messages may be under way on the communicator.
+    ``nbytes`` has the bytes of each tensor; the tensors travel in the reverse of its order. ``forms`` names the codec
+    (`istmpi.comm.codec`) of each tensor that travels encoded. The communicator must carry no other point-to-point
+    messages meanwhile.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class MeanOverRanks:
     ):
         self._communicator, self._forms = communicator, forms
         self.key = key
-        """The key of the roundings of encoded values; another one for every mean."""
+        """The key of the random roundings of encoded values. The caller sets a new one for every mean."""
         self._buckets = ring.buckets(nbytes, forms)
         self._reset()
 
@@ -47,7 +49,7 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor, not to be touched until `finish`; perhaps only its first ``made`` elements."""
+        """Hand over a contiguous tensor, or only its first ``made`` elements. Leave these alone until `finish`."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -56,7 +58,7 @@ class MeanOverRanks:
                 self._moving.begin()
                 return
             self._moving.put(segment)
-        # everything is there: `finish` comes next, or `begin` says that it does not
+        # Now all tensors are here. The caller calls `finish`, or `begin` if it has other work first.
 
     def has(self, name: str) -> bool:
         return self._communicator.size > 1 and self._complete(name)
@@ -76,7 +78,7 @@ class MeanOverRanks:
         self._reset()
 
     def _segments_in_order(self) -> Iterator["_Segment | None"]:
-        """The segments in the order in which they travel; None as long as the next one is not there."""
+        """Yield the segments in the order in which they travel; None while the next one is not complete."""
         count = 0
         for names in self._buckets:
             while self._elements_there(names) is None:
@@ -112,7 +114,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """The mean over ranks of a flat float32 tensor in host memory, in a codec's bytes; it begins to move at once."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place and encoded. It begins to move at once."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)
@@ -120,12 +122,12 @@ class EncodedMean:
         self._moving.begin()
 
     def finish(self) -> None:
-        """Wait until the values are their mean; on one rank, too, they have passed through the codec twice."""
+        """Wait until the tensor holds the mean. Its values pass through the codec twice, even on a single rank."""
         self._moving.finish()
 
 
 class _Moving:
-    """Segments on their way, a few at once, in the order in which they were put: in the background from `begin` on."""
+    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, else in `finish`."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -165,7 +167,7 @@ class _Moving:
             backoff.wait_unless(self._advance())
 
     def _advance(self) -> bool:
-        # Most looks find nothing, and ranks share cores: such a look does no more than that.
+        # Most polls find nothing, and ranks share cores: such a poll must be cheap.
         progress = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
@@ -180,7 +182,7 @@ class _Moving:
 
 
 class _Segment:
-    """A flat tensor on its way round the ring: P-1 steps in which chunks are added up, P-1 in which they are spread."""
+    """A flat tensor on its way between P ranks: P-1 steps sum its chunks, and P-1 steps spread the means."""
 
     def __init__(self, values: torch.Tensor, codec: Codec | None, key: int, tag: int, communicator: Communicator):
         self._communicator, self._tag = communicator, tag
@@ -212,12 +214,12 @@ class _Segment:
             yield self._pass_on(self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks])
 
     def _encoded_exchanges(self, codec: Codec, key: int) -> Iterator[list]:
-        """The steps of what is encoded: each chunk straight to its rank, and its mean round the ring."""
+        """Yield the requests of each step: encoded chunks go straight to their ranks, the means round the ring."""
         rank, ranks, chunks = self._communicator.rank, self._communicator.size, self._chunks
         lengths = [*map(len, chunks)]
 
         def encoded(number: int, sender: int) -> np.ndarray:
-            """A chunk's bytes; those of the mean have the number of ranks as their ``sender``."""
+            """Encode a chunk. Roundings differ by ``sender``: a rank, or for the mean the number of ranks."""
             return codec.encode(chunks[number], rng.key(key, number, sender))
 
         total = codec.decode(encoded(rank, rank), lengths[rank])

@@ -1,7 +1,7 @@
-"""Ranks that a launcher started and that do not come, and a launcher that goes: seen by what stands in /proc.
+"""Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
-`istmpi --version`, `--dry-run` and the like start no MPI, for a rank can start it once. Such a rank leaves without a
-word to the others, so those that wait have to notice.
+`istmpi --version`, `--dry-run` and the like do not start MPI, which a process can start only once. Such a rank leaves
+without telling the others, so the ranks that wait must notice it.
 """
 
 import errno
@@ -18,18 +18,19 @@ from istmpi.comm.launcher import launched, on_this_host, process_facts, starter,
 from istmpi.errors import StuckError
 
 LONGEST_WAIT = 600.0
-"""Seconds between the first rank and the last; imports from a busy file server take minutes."""
+"""Seconds that the first rank waits for the last one. Imports from a busy file server take minutes."""
 GONE_AFTER = 10.0
-"""Seconds for which a rank of this host must be missing to count as gone: a launcher starts one after the other."""
+"""Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
 _LOOK_EVERY = 2.0
 _watched = threading.Event()
 
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """End this process, and with it the job, where the other ranks do not come: one line, exit code 2.
+    """End this process, and with it the job, if other ranks do not come during the block: one line, exit code 2.
 
-    Until a hang watch begins (`watched`) a rank of this host that is stopped meanwhile is named.
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job,
+    too.
     """
     if launched()[1] == 1:
         yield
@@ -75,13 +76,13 @@ def _watch(here: threading.Event) -> None:
         if claim:
             cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI join no job."
             print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
-            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # the claim ends with it
+            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # its end frees the claim
                 time.sleep(0.1)
         os._exit(2)
 
 
 def watched() -> None:
-    """Leave it to a hang watch from now on to name ranks that do not come."""
+    """End the thread of `expected`, since a hang watch now names the ranks that do not come."""
     _watched.set()
 
 
@@ -95,7 +96,7 @@ def _name(rank: int, process: int) -> None:
 
 
 def _claim_to_tell() -> socket.socket | None:
-    """A claim that one waiting rank of this host can have at a time, until it ends; None where another one has it."""
+    """Claim the right to print for all waiting ranks of this host, until this process ends; None if it is taken."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0istmpi {starter()}")  # a name that is no file
@@ -106,7 +107,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone: nobody else would."""
+    """Ends this process once its launcher is gone, since nobody else would."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False
@@ -116,10 +117,10 @@ class LauncherWatch:
         return self._launcher is not None
 
     def look(self, me: Member, neighbours: Sequence[Member], cure: str) -> None:
-        """End where the launcher is gone; the lowest rank of a host says so."""
+        """End this process if the launcher was gone at two looks in a row. The lowest rank of the host prints why."""
         if self._launcher is None or process_facts(self._launcher[0])[1] == self._launcher[1]:
             self._missed = False
-        elif not self._missed:  # one that ends the job is given a moment to end this rank
+        elif not self._missed:  # a launcher that ends the job gets a moment to end this rank
             self._missed = True
         else:
             if not any(member.rank < me.rank for member in neighbours):

@@ -11,9 +11,9 @@ from istmpi.comm import mpi
 
 
 class BackgroundRunner:
-    """Does pieces of work one after the other: in a thread where threads may call MPI, else all of them in `finish`.
+    """Runs pieces of work in order: in a thread if threads may call MPI, otherwise all of them in `finish`.
 
-    A piece needs a communicator on which nothing else goes on meanwhile.
+    Nothing else may use the communicator of a piece meanwhile.
     """
 
     def __init__(self, name: str):
@@ -24,14 +24,14 @@ class BackgroundRunner:
         self.seconds = 0.0
 
     def put(self, work: Callable[[], None]) -> None:
-        """Begin with a piece as soon as the one before it is done."""
+        """Add a piece. It begins once the one before it is done."""
         self._pieces.put(work)
         if not self._thread and mpi.threads_may_call():
             self._thread = threading.Thread(target=self._do_pieces, name=self._name, daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all of it is done; raise the first error of a piece."""
+        """Wait until all pieces are done. Raises the error of the first piece that failed; later ones are skipped."""
         self._pieces.put(None)
         if self._thread:
             self._thread.join()
@@ -47,6 +47,6 @@ class BackgroundRunner:
             try:
                 if not self._failure:
                     work()
-            except BaseException as failure:  # raised where the work is waited for
+            except BaseException as failure:  # `finish` raises it
                 self._failure = failure
             self.seconds += time.perf_counter() - began

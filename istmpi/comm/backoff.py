@@ -1,4 +1,4 @@
-"""The pauses of a rank that polls for what it waits for."""
+"""The pauses of a rank while it polls MPI."""
 
 import os
 import time
@@ -6,22 +6,22 @@ import time
 from istmpi.comm.mpi import stand_in
 
 YIELDING = 1e-3
-"""Seconds in vain in which a wait gives its core away after every poll, but does not sleep."""
+"""Seconds of polling in vain in which a rank only yields its core after every poll. Later it sleeps."""
 LONGEST_SLEEP = 5e-4
-"""Seconds; a line of 1 Gbit/s carries 62 kB meanwhile, which its socket buffers hold."""
+"""The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
-"""Polls in vain before it gives its core away at all."""
+"""Polls in vain before a rank yields its core at all."""
 
 
 class Backoff:
-    """Waits for the network with growing sleeps; MPI libraries spin, which takes cores from ranks that compute."""
+    """Pauses between polls, longer and longer. MPI libraries spin, which takes cores from ranks that compute."""
 
     def __init__(self) -> None:
         self._idle = 0
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Sleep a little longer after every poll without progress; not at all after one that made some."""
+        """Pause after a poll without ``progress``, each time a little longer. Return at once if there was progress."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 
 class Clock:
-    """Seconds by phase of this rank: ``with clock("pull"): ...``. A phase inside another is taken out of it."""
+    """Measures this rank's seconds in each phase: ``with clock("pull"): ...``. An outer phase excludes inner ones."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.background = 0.0
-        """Seconds of sending by a thread, beside these phases or waited for in one of them."""
+        """Seconds in which a thread sent data. A phase that waits for the thread counts this time as well."""
         self.followers: list[Callable[[str], AbstractContextManager]] = []
-        """Each makes of a phase's name what is entered and left with it."""
+        """Functions of a phase's name. Each returns a context manager that is entered and left with the phase."""
         self._running: list[str] = []
         self._since = 0.0
 
@@ -32,7 +32,7 @@ class Clock:
             self._running.pop()
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Seconds of each phase that there was since ``seconds`` were these."""
+        """Return the seconds of each phase since ``earlier``, a copy of `seconds`. Phases without any are left out."""
         spent = {phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()}
         return {phase: seconds for phase, seconds in spent.items() if seconds > 0}
 

@@ -1,7 +1,8 @@
-"""Codecs: how float32 values travel in fewer bits. Pure functions of values, scales, a key and positions.
+"""Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and positions.
 
-Both codecs here round at random, so that a value arrives as it was on average: what a few steps changed of a weight is
-often less than half of the last bit. Decoded values are encoded exactly, as long as their scale does not grow.
+Both codecs here round at random, so that on average a value arrives unchanged. Rounding to nearest would lose what a
+few steps change of a weight: often less than half of the last bit. Decoded values are encoded exactly, unless their
+scale has grown.
 """
 
 from collections.abc import Iterator
@@ -12,28 +13,28 @@ import numpy as np
 
 EXACT, BFLOAT16, INT8 = "exact", "bfloat16", "int8"
 RUN = 256
-"""Values that share a scale where flat values are encoded."""
+"""The number of flat values that share a scale."""
 
 _LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
-"""The exponent's byte where some value is not finite: all that share it arrive as NaN."""
+"""The exponent byte of a scale if one of its values is not finite. All values with that scale arrive as NaN."""
 _AT_ONCE = 2**17
-"""Values whose temporary arrays stay in a processor's cache."""
+"""Values per part: the temporary arrays of a part stay in the processor's cache."""
 _ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
 
 Places = np.ndarray | range
-"""Positions of values, by which their rounding differs."""
+"""Positions of values. Each position has its own random rounding."""
 
 
 class Scales:
-    """Runs of values that share a scale: its exponent's byte and their number."""
+    """The scales of flat values: run i has ``counts[i]`` values, whose scale has the exponent byte ``coded[i]``."""
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
         self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
 
     def by_value(self, at: slice, inverse: bool = False) -> np.ndarray:
-        """The scale of each of these values, or its exact inverse."""
+        """Return the scale of each value in the slice, or its exact inverse: float32."""
         first, last = self._ends.searchsorted((at.start, at.stop - 1), "right").tolist()
         counts, powers = self._counts[first : last + 1].copy(), scales(self.coded[first : last + 1])
         counts[0] -= at.start - (self._ends[first] - self._counts[first])
@@ -43,49 +44,49 @@ class Scales:
 
 @dataclass(frozen=True)
 class Wire:
-    """The coding of a transfer's values: method.wire, and the key of its roundings."""
+    """The coding of a transfer. ``kind`` is the setting method.wire, ``key`` the key of the random roundings."""
 
     kind: str
     key: int
     settles: bool = False
-    """The sender's own values become what arrives."""
+    """True if the sender replaces its own values by the rounded ones that it sends."""
 
 
 class Codec(Protocol):
-    """A form in which flat values travel as bytes; every codec has these three methods.
+    """A form in which flat values travel as bytes. Every codec has these three methods.
 
-    Those of `CODECS` encode blocks of tensors as well: see `BlockForm`.
+    The codecs in `CODECS` also encode blocks of tensors (`BlockForm`).
     """
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of so many values that are encoded together."""
+        """Return the bytes of ``elements`` values that are encoded together."""
 
     def encode(self, values: np.ndarray, key: int) -> np.ndarray:
-        """The bytes of flat values; ``key``: of their random roundings."""
+        """Return flat values as bytes, uint8. ``key`` decides their random roundings."""
 
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
-        """The so many values of what `encode` made."""
+        """Return the ``elements`` float32 values that `encode` made into ``coded``."""
 
 
 class BlockForm(Codec, Protocol):
-    """A value of method.wire. A new one is a class here, with its name in `CODECS`."""
+    """A value of the setting method.wire. To add one, write a class here and name it in `CODECS`."""
 
     itemsize: int
     """Bytes of a value, without its scale."""
     scaled: bool
-    """Values of a block share scales."""
+    """True if the values of a block share scales."""
     for_all: bool
-    """Slots, and tensors of one axis, travel in this form; else in bfloat16."""
+    """True if optimizer slots and tensors of one axis travel in this form; otherwise they travel as bfloat16."""
 
     def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None) -> np.ndarray:
-        """Values, at these positions of what is rounded with this key, as bytes."""
+        """Return values as bytes. ``places`` are their positions among all values that are rounded with ``key``."""
 
     def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
-        """The float32 values of what `round` made."""
+        """Return the float32 values that `round` made into bytes."""
 
 
 class Bfloat16:
-    """The upper halves of float32 values, one more with the odds of the lower half."""
+    """The upper half of each float32, rounded up with the probability that its lower half gives."""
 
     itemsize, scaled, for_all = 2, False, True
 
@@ -117,7 +118,10 @@ class Bfloat16:
 
 
 class Int8:
-    """Multiples of scales, the next one up or down at random; scales come first, as `exponents`, one for each `RUN`."""
+    """Whole multiples of a scale, from -127 to 127, rounded up or down at random.
+
+    The bytes begin with the scale of each `RUN` of values (`exponents`).
+    """
 
     itemsize, scaled, for_all = 1, True, False
 
@@ -163,17 +167,20 @@ CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
 
 
 def value_bytes(form: str, itemsize: int) -> int:
-    """Bytes of a value without its scale; ``itemsize``: of a value that travels exactly."""
+    """Return the bytes of a value without its scale. ``itemsize``: the bytes of an exact value."""
     return itemsize if form == EXACT else CODECS[form].itemsize
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
-    """Bytes of so many values that are encoded together; ``itemsize``: of a value that travels exactly."""
+    """Return the bytes of ``elements`` values encoded together. ``itemsize``: the bytes of an exact value."""
     return elements * itemsize if form == EXACT else CODECS[form].nbytes(elements)
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
-    """The least powers of two by which absolute values up to these are at most 127, as their exponents' bytes."""
+    """Return the exponent byte of each scale: the least power of two with largest / scale <= 127.
+
+    ``largest`` has the largest absolute value of each run. A value that is not finite gives `_NO_NUMBER`.
+    """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)
     coded = np.clip(exponent + _BIAS, 1, _NO_NUMBER - 1).astype(np.uint8)
@@ -181,7 +188,7 @@ def exponents(largest: np.ndarray) -> np.ndarray:
 
 
 def scales(coded: np.ndarray) -> np.ndarray:
-    """The powers of two of exponents' bytes: float32, NaN where there is none."""
+    """Return the powers of two for exponent bytes: float32, NaN for `_NO_NUMBER`."""
     powers = (coded.astype(np.uint32) << np.uint32(23)).view(np.float32)
     return np.where(coded == _NO_NUMBER, np.float32(np.nan), powers)
 
@@ -191,9 +198,9 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield parts and 32 random bits for each place: two rounds of multiplying and folding, as MurmurHash3 ends.
+    """Yield slices of the places, each with 32 random bits per place. The next slice overwrites the bits.
 
-    The 64-bit draws of `istmpi.rng` would cost more than all the rest. The next part overwrites the bits.
+    A hash of two rounds, like the end of MurmurHash3: the draws of `istmpi.rng` would cost more than all the rest.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
     steps = np.arange(len(memory), dtype=np.uint32) * _ODD

@@ -1,8 +1,8 @@
-"""A rank's transport: what it can send, receive and agree on with a group of ranks, and what of it counts.
+"""A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the bytes.
 
-Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to what stands for it, for other ranks.
-No call blocks in MPI: a request is tested until it is done, with pauses that leave the core to ranks that share it,
-and `Whereabouts` knows meanwhile for whom the rank waits.
+Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to its stand-in, for other ranks. No call
+blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to other ranks. `Whereabouts`
+knows meanwhile for which ranks it waits.
 """
 
 import pickle
@@ -25,11 +25,14 @@ from istmpi.foreign import past_a_limit
 T = TypeVar("T")
 
 STAGING_BYTES = 2**27
-"""The bytes that a rank packs for one exchange at most. It bounds the memory beside the weights, and keeps counts and
-displacements far below the 2**31 that MPI libraries before MPI-4 can take."""
+"""The most bytes that a rank packs for one exchange.
+
+This bounds the memory beside the weights, and keeps counts and displacements far below 2**31, the limit of MPI
+libraries before MPI-4.
+"""
 
 LARGEST_CALL = 2**30
-"""Bytes that one broadcast or all-gather moves at most, for the same reason."""
+"""The most bytes that one broadcast or all-gather moves, for the same reason."""
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, but those for scratch memory and those that name a peer or requests."""
+    """A group of ranks. Methods are collective, except those for scratch memory, one peer or requests."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Communicator:
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
     ):
-        """``ranks``: their numbers in the job, by default all; ``name``: the same on all of them, no other's."""
+        """``ranks``: the group's ranks in the job, by default all. ``name``: equal on these ranks, and unique."""
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
         self.rank: int = mpi_communicator.Get_rank()
@@ -61,13 +64,13 @@ class Communicator:
         self.whereabouts = whereabouts or Whereabouts()
         self.traffic = Traffic()
         self.in_pieces = False
-        """`alltoallv` sends messages in pieces (the setting comm.exchange)."""
+        """True if `alltoallv` sends messages in pieces (the setting comm.exchange)."""
         self._library = mpi.library_here()
         self._name, self._duplicates = name, 0
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
-        """Send every rank's message to every other, as bytes."""
+        """Send a message to every rank, and receive one from each, as bytes."""
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
@@ -77,7 +80,7 @@ class Communicator:
         self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Join all ranks' flat arrays, one after the other: rank r's has ``counts[r]`` elements; any dtype."""
+        """Return all ranks' flat arrays joined in rank order. Rank r's array has ``counts[r]`` elements; any dtype."""
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
@@ -93,7 +96,7 @@ class Communicator:
         return result
 
     def broadcast(self, values: np.ndarray, root: int) -> None:
-        """Overwrite ``values`` (contiguous) by the root's, in place."""
+        """Overwrite the contiguous array ``values`` in place with the root's values."""
         flat = values.reshape(-1).view(np.uint8)
         for start in range(0, flat.nbytes, LARGEST_CALL):
             piece = flat[start : start + LARGEST_CALL]
@@ -102,14 +105,14 @@ class Communicator:
             self.traffic.add(values.nbytes * (self.size - 1))
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
-        """The sum over ranks, added in rank order so that two runs agree bit for bit."""
+        """Return the sum over ranks, added in rank order so that two runs agree bit for bit."""
         gathered = self.allgatherv(values.ravel(), [values.size] * self.size)
         return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send bytes, not to be touched until the request is `all_done`; not counted."""
+        """Begin to send bytes. Leave them alone until the request is `all_done`; `Traffic` does not count them."""
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -157,7 +160,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to agree on the largest of all values; call the result to wait for it."""
+        """Begin to find the largest value of all ranks. Call the result to wait for it."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -175,10 +178,10 @@ class Communicator:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Local work that every rank must get through: if one fails, all raise the lowest failing rank's error.
+        """Run local work that every rank must complete. If ranks fail, all raise the error of the lowest failing rank.
 
-        The message names that rank if other ranks got through. Only errors meant for the user are agreed on, and want
-        of memory, which becomes one of them; any other ends the job at once.
+        The message names that rank if others succeeded. This holds for errors meant for the user, and for errors of too
+        large an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
         """
         error: IstmpiError | None = None
         try:
@@ -220,13 +223,13 @@ class Communicator:
     # ---- other groups of ranks
 
     def duplicate(self) -> "Communicator":
-        """A communicator of the same ranks, whose messages mix with none of this one."""
+        """Return a communicator of the same ranks. Its messages never mix with this one's."""
         self._duplicates += 1
         return self._with(self.mpi.Dup(), self.ranks, f"{self._name}.{self._duplicates}")
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """A communicator of these ranks alone, in this order, None on the others; its traffic counts here, too."""
+        """Open a communicator of these ranks alone, in this order; None elsewhere. Its traffic counts here, too."""
         if self.rank not in ranks:
             yield None
             return
@@ -242,7 +245,7 @@ class Communicator:
 
     @contextmanager
     def on_this_host(self) -> Iterator["Communicator"]:
-        """The ranks on this host, for as long as the block lasts. Entering and leaving it are collective."""
+        """Open a communicator of the ranks on this host. Entering and leaving the block are collective."""
         split = self.mpi.Split_type(self._library.COMM_TYPE_SHARED)
         here, everyone = split.Get_group(), self.mpi.Get_group()
         ranks = here.Translate_ranks(list(range(split.Get_size())), everyone)
@@ -260,7 +263,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """A reused byte buffer: fresh memory for every transfer would cost a page fault for every 4 KiB."""
+        """Return a reused byte buffer. Fresh memory for every transfer would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

@@ -1,7 +1,8 @@
-"""Every rank's message to every other in pieces, of which a few are under way: the setting comm.exchange = "pieces".
+"""An all-to-all exchange in pieces, of which a few are under way: the setting comm.exchange = "pieces".
 
-``MPI_Alltoallv`` posts whole messages: where two ranks send to a third, each of them gets half of its line, and its own
-is half idle. Here a rank sends to those behind it in turn. Its effect: benchmarks/results/exchange-4.md, exchange-8.md.
+``MPI_Alltoallv`` posts whole messages. If two ranks send to a third, each gets half of the third's line, and leaves
+half of its own line idle. Here a rank sends a piece to each of the ranks after it in turn. The effect:
+benchmarks/results/exchange-4.md, exchange-8.md.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
     from istmpi.comm.communicator import Communicator
 
 Staged = tuple[np.ndarray, list[int], list[int]]
-"""A byte buffer with the count and the start of each rank's message in it."""
+"""A byte buffer, then the number of bytes of each rank's message in it, then the start of each message."""
 
 PIECE_BYTES = 2**18
-"""Long enough for a message's overhead not to count, and short against what a slow line carries in a second."""
+"""Bytes of a piece: many against a message's overhead, few against what a slow line carries in a second."""
 PIECES_AT_ONCE = 4
-"""A rank's pieces that are on their way at least, so that its line is never idle."""
+"""The least number of pieces that a rank has under way, so that its line is never idle."""
 AHEAD_SECONDS = 0.15
-"""Otherwise as many pieces as have arrived in so many seconds: more of them hinder each other again."""
+"""A fast line has as many pieces under way as arrive in these seconds. More would hinder each other."""
 TAG = 0
 
 
 def exchange_in_pieces(communicator: Communicator, send: Staged, receive: Staged) -> None:
-    """Send and receive all messages; what a rank keeps for itself is copied."""
+    """Send and receive all messages. A rank copies its message to itself."""
     rank, ranks = communicator.rank, communicator.size
     _message(receive, rank)[:] = _message(send, rank)
     behind = [(rank + step) % ranks for step in range(1, ranks)]

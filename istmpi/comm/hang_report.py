@@ -1,4 +1,4 @@
-"""The rules and the words of the hang watch: who is missing, what holds it, whether the job ends; and all stacks."""
+"""The rules and messages of the hang watch: which ranks are missing, why, and when the job ends; stack traces."""
 
 import faulthandler
 import tempfile
@@ -11,11 +11,11 @@ from istmpi.comm.whereabouts import Wait, Whereabouts
 from istmpi.units import in_seconds
 
 TIMES_THE_SLOWEST = 3
-"""A rank is missed after this many times the slowest round."""
+"""The deadline is this many times the slowest round, or the patience if that is longer."""
 TIMES_BEFORE_THE_FIRST = 10
-"""Before the first round has shown how long one takes: after this many times the patience."""
+"""The deadline before any round is over is this many times the patience."""
 HASTE = 10.0
-"""Seconds of the deadline at most, once a stop was asked for: who asks gives a job half a minute, often."""
+"""The longest deadline in seconds once a stop was requested: often a job then has only half a minute."""
 
 _STATES = {
     "T": "its process is stopped (kill -CONT {process} resumes it)",
@@ -24,17 +24,15 @@ _STATES = {
     "Z": "its process has ended",
     "": "its process has ended",
 }
-"""The meaning of the system's letter for a process; empty where there is no such process."""
+"""The meaning of a process's state letter in /proc; the letter is empty if there is no such process."""
 
 _FOLDER = "stacks"
 _SECONDS_TO_WRITE = 3.0
-"""The disk may be what the job hangs on."""
+"""Seconds to wait for the files: the job may hang on the disk."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rank, as a person finds it."""
-
     rank: int
     host: str
     process: int
@@ -49,9 +47,9 @@ class Sighting:
     round: int | None
     local_step: int | None
     still: float
-    """Seconds since it last did something else than before."""
+    """Seconds since the rank last made progress."""
     arrivals: Mapping[str, int] = field(default_factory=dict)
-    """Collective calls that it has come to, by communicator."""
+    """The number of collective calls that the rank has reached, by communicator."""
     waits: bool = False
 
     @staticmethod
@@ -60,7 +58,7 @@ class Sighting:
             whereabouts.phase,
             whereabouts.round,
             whereabouts.local_step,
-            max(now - whereabouts.moved, 0.0),  # it moves on while it is looked at
+            max(now - whereabouts.moved, 0.0),  # the rank may move on meanwhile
             dict(whereabouts.arrivals),
             any(wait.trains for wait in list(whereabouts.waiting.values())),
         )
@@ -76,13 +74,13 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent``, ``still`` (it answers and makes no progress), ``slow`` (it does) or ``waits`` (for others)."""
+    """``silent``; or it answers: ``still`` (no progress), ``slow`` (progress) or ``waits`` (for other ranks)."""
     since: float
-    """Seconds for which it has been silent or still, as far as is known."""
+    """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None
     seen_ago: float = 0.0
     state: str | None = None
-    """The system's letter for its process, of a silent rank with a neighbour on its host that answers."""
+    """The state letter of a silent rank's process; None if no other rank on its host answers."""
 
     @property
     def condition(self) -> str:
@@ -112,10 +110,11 @@ def missing(
     states: Mapping[int, str],
     limit: float,
 ) -> list[Missing]:
-    """The ranks that have not come to where one waits, and those that do not answer.
+    """Return the ranks that have not reached the call of ``wait``, and those that do not answer.
 
-    ``silent_for``: seconds since a rank was first asked in vain. ``seen``: the last sighting of ranks, and its age in
-    seconds. ``states``: the letters of processes. ``limit``: a rank that made progress within so many seconds is slow.
+    Ranks that wait for others are left out, unless all missing ranks do. ``silent_for``: seconds since a rank was first
+    asked in vain. ``seen``: each rank's last sighting and its age in seconds. ``states``: the state letters of
+    processes. ``limit``: a rank with progress in these last seconds counts as slow, otherwise as still.
     """
     absent = []
     for member in members:
@@ -134,9 +133,9 @@ def missing(
 
 
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """The missing ranks that end the job: silent for one deadline, still for two.
+    """Return the missing ranks for which the job ends: silent for one deadline (``limit``), or still for two.
 
-    After the wish to stop (``hurry``): silent at all, still for one.
+    After a request to stop (``hurry``): silent at all, or still for one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
@@ -171,7 +170,7 @@ def stacks() -> str:
 
 
 def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
-    """Write ranks' stacks into the run's folder, unless the disk hangs; say where they are."""
+    """Write the stack traces into the run's folder, unless the disk hangs. Return a sentence that says where."""
     folder = run_folder / _FOLDER
     failed = ["it does not answer"]
 

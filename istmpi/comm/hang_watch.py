@@ -1,9 +1,9 @@
-"""Watches over ranks that wait for others: names a rank that does not come, and ends the job where it is stuck.
+"""Watches ranks that wait for others: names a rank that does not come, and ends the job if it is stuck.
 
 A thread on every rank has a communicator of its own. Once a second it sends this rank's whereabouts to another rank,
-and looks whether this rank waits for too long. Then it calls the roll: it asks all ranks where they are, and judges
-their answers by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll itself for a
-while, and those with low numbers call first.
+and checks whether this rank has waited for too long. If so, it calls the roll: it asks all ranks where they are, and
+judges their answers by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll itself for
+a while, and low ranks call first.
 
     beat    where I am                 to the rank half way round
     ask     where are you?             from a rank that has waited for too long
@@ -38,17 +38,17 @@ _TICK = 0.25
 _SHORT_TICK = 0.05
 _BEAT = 1.0
 _ANSWERS = 3.0
-"""Seconds at most that ranks have to answer, and to hand in their stacks."""
+"""The seconds that ranks have to answer, and later to send their stack traces."""
 _APART = 0.25
-"""Seconds that a rank delays its roll call after the rank before it; `_LAST` at most in all."""
+"""Rank r delays its roll call by r times these seconds, at most by `_LAST`."""
 _LAST = 10.0
 _BY_FORCE = 10.0
-"""Seconds after which a rank that knows of the end ends by itself."""
+"""Seconds after which a rank that was told of the end exits by itself."""
 
 WHILE_LOADING = "Training had not begun: run the same command again."
 
 Seen = dict[int, tuple[Sighting, float]]
-"""Each rank's last sighting, with its time, or in messages its age in seconds."""
+"""Each rank's last sighting and its time; in messages its age in seconds in place of the time."""
 
 
 def _print(text: str) -> None:
@@ -65,10 +65,10 @@ class _Roll:
 
 
 class HangWatch:
-    """Watches over this rank's waits, and over its launcher, until it is closed. Making it is collective.
+    """Watches this rank's waits and its launcher, until it is closed. Creating it is collective.
 
-    ``patience``: the least deadline in seconds; 0: nobody is missed. ``tell`` gets the lines for people, on any rank.
-    ``cure``: what to do after the end of a stuck job. Where threads may not call MPI, only the launcher is watched.
+    ``patience``: the shortest deadline in seconds; with 0 no rank is missed. ``tell`` prints messages for people, on
+    any rank. ``cure``: the advice after a stuck job. If threads may not call MPI, only the launcher is watched.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HangWatch:
         self._seen: Seen = {}
         self._roll: _Roll | None = None
         self._ending: tuple[str, int, set[int]] | None = None
-        """The reason for the end of the job, the rank that ends it, and those that answer."""
+        """The reason for the end of the job, the rank that ends it, and the ranks that answer."""
         self._stacks: dict[int, str] = {}
         self._silent_since: dict[int, float] = {}
         self._reported: set[tuple] = set()
@@ -108,7 +108,7 @@ class HangWatch:
         watched()
 
     def of_run(self, folder: Path, wished: Callable[[], str]) -> None:
-        """Set the run's folder, and why this rank may be about to stop, once they are known."""
+        """Set the run's folder, and a function that returns the reason of a requested stop, or an empty text."""
         self._folder, self._wished = folder, wished
 
     def __enter__(self) -> "HangWatch":
@@ -141,7 +141,7 @@ class HangWatch:
             except Exception as error:
                 if not mpi.lost_connection(error):
                     raise
-                return  # a rank is gone, and those who talk with it say so
+                return  # a rank is gone, and the ranks that talk with it report that
 
     def _look(self, now: float) -> None:
         if self._where.watch(now):
@@ -171,7 +171,7 @@ class HangWatch:
         for rank, (kind, *values) in self._mailbox.received():
             if kind == "beat":
                 self._seen[rank] = values[0], now
-                if self._roll:  # all that came before was received before it was called
+                if self._roll:  # older beats were received before the roll was called
                     self._roll.answers.setdefault(rank, values[0])
             elif kind == "ask":
                 seen = {other: (sighting, now - at) for other, (sighting, at) in self._seen.items()}
@@ -226,14 +226,14 @@ class HangWatch:
             self._silent_since.clear()
             self._reported.clear()
             return
-        last = self._first_limit if wait.for_itself else 0.0  # a rank that waits for another knows more
+        last = self._first_limit if wait.for_itself else 0.0  # a rank that waits for others knows more: it calls first
         due = _begin_to_ask(self._first_limit) + self._turn + last
         if now >= self._next_roll + last and self._waited(wait, now) >= due:
             self._roll = _Roll(wait, now, now + self._first_limit - _begin_to_ask(self._first_limit))
             self._send_to_others("ask")
 
     def _judge(self, now: float) -> None:
-        """End the roll: report who is missing, or end the job where somebody is for too long."""
+        """End the roll: report the missing ranks, or end the job if one has been missing for too long."""
         roll, self._roll = self._roll, None
         self._next_roll = roll.began + self._first_limit
         if self._where.waiting.get(roll.wait.group) != roll.wait:

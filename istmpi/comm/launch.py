@@ -1,4 +1,4 @@
-"""The start of a job: processes that a launcher started become ranks that know each other and do the same."""
+"""The start of a job: launched processes meet through MPI, and check that all run the same command."""
 
 import hashlib
 import shlex
@@ -18,18 +18,18 @@ from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError
 
 _command: list[str] | None = None
-"""The words that the console script was called with; None in a program of the user's own."""
+"""The arguments of the console script; None in a user's own program."""
 _agreed = False
 
 
 def announce(words: Sequence[str]) -> None:
-    """Note the words that the console script was called with: `world` refuses ranks with different ones."""
+    """Note the arguments of the console script. `world` refuses ranks with different ones."""
     global _command
     _command = list(words)
 
 
 def world() -> Communicator:
-    """Return a communicator of our own with all ranks of this job; LaunchError where they are no job together.
+    """Return a new communicator of all ranks of this job. Raises LaunchError if the ranks do not form one job.
 
     In a user's own program, a failure on one rank ends all ranks from now on.
     """
@@ -49,12 +49,12 @@ def world() -> Communicator:
 
 
 def _agree(everyone: Any) -> None:
-    """Raise the same LaunchError on all ranks where not all have the same version and were called with the same."""
+    """Raise the same LaunchError on all ranks if their versions of istmpi or their commands differ."""
     started_as = __version__, _command
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
     request, backoff = everyone.Iallgather(digest, digests), Backoff()
-    while not request.Test():  # a rank that does something else never comes, and `expected` has to be able to say so
+    while not request.Test():  # a rank that does something else never comes: `expected` must be able to report it
         backoff.wait_unless(False)
     if (digests == digests[0]).all():
         return
@@ -73,7 +73,7 @@ def _agree(everyone: Any) -> None:
 
 
 def _by_rank(values: Iterable[str]) -> str:
-    """``A on ranks 0, 2, 3; B on rank 1``; no more than four of either."""
+    """Return ``A on ranks 0, 2, 3; B on rank 1``, with at most four values and four ranks of each."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
@@ -85,10 +85,10 @@ def _by_rank(values: Iterable[str]) -> str:
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
-    """Let every rank greet every other; on rank 0 the pairs (listener, speaker) of greetings that did not come in time.
+    """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
 
-    It uses no collective call, which one such pair would hang. Other ranks wait for rank 0 to end the job unless all is
-    well.
+    It uses no collective call, which one such pair would hang. If there is a pair, the other ranks do not return: they
+    abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
@@ -127,13 +127,16 @@ def _received(everyone: Any, peers: list[int], tag: int, seconds: float) -> tupl
 
 
 def current_rank() -> int:
-    """This process's rank: MPI's, or the launcher's while MPI is not up."""
+    """Return this process's rank: MPI's, or the launcher's if MPI is not up or sees a single rank."""
     MPI = mpi.if_up()
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Bring an error of this rank to the others; ``everywhere`` is set on what is returned if all ranks now know."""
+    """Return the error to report. Before MPI is up, ranks agree on the error of the lowest failing rank.
+
+    ``everywhere`` is True in the result if all ranks have the error.
+    """
     MPI = mpi.if_up()
     if MPI is None and launched()[1] > 1:
         try:

@@ -1,4 +1,4 @@
-"""The launcher that started this process, as far as variables and /proc show it before MPI is up."""
+"""Facts on the launcher that started this process, from environment variables and /proc; MPI need not be up."""
 
 import os
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""The variables with a rank, the number of ranks, and that on its host; SLURM_NTASKS stands in scripts, too."""
+"""The variables with the rank, the number of ranks, and the number on this host. Batch scripts have SLURM_NTASKS, too.
+"""
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank and the number of ranks as its launcher told it, before MPI is up; (0, 1) without one."""
+    """Return this process's rank and the number of ranks, as the launcher set them; (0, 1) without a launcher."""
     for rank, size, _ in LAUNCHERS.values():
         with suppress(KeyError, ValueError):
             return int(os.environ[rank]), int(os.environ[size])
@@ -22,7 +23,7 @@ def launched() -> tuple[int, int]:
 
 
 def on_this_host() -> tuple[list[int], int]:
-    """The ranks that run on this host, and how many were started there; this one alone where that cannot be seen."""
+    """Return the ranks that run on this host, and the number started here; only this rank and 1 if unknown."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
             if present := _processes(name):
@@ -32,7 +33,7 @@ def on_this_host() -> tuple[list[int], int]:
 
 
 def stopped_here() -> tuple[dict[int, int], int]:
-    """The ranks of this host whose processes are stopped, with these, and the first rank that is not."""
+    """Return the process of each stopped rank on this host, and the lowest rank here that is not stopped."""
     name = rank_variable()
     processes = _processes(name) if name else {}
     stopped = {rank: process for rank, process in processes.items() if process_facts(process)[0] in ("T", "t")}
@@ -40,7 +41,7 @@ def stopped_here() -> tuple[dict[int, int], int]:
 
 
 def starter() -> tuple[int, str] | None:
-    """The process that started this rank, and when that began; None without a launcher, or where none can be seen."""
+    """Return the launcher's process on this host, and its start time; None if there is none or it is not visible."""
     name = rank_variable()
     if name is None:
         return None
@@ -48,7 +49,7 @@ def starter() -> tuple[int, str] | None:
     try:
         while name in _environment(process):
             process = _parent(process)
-    except PermissionError:  # another user's, as a scheduler's are
+    except PermissionError:  # a process of another user, such as a scheduler
         pass
     except (OSError, ValueError):
         return None
@@ -57,7 +58,7 @@ def starter() -> tuple[int, str] | None:
 
 
 def process_facts(process: int) -> tuple[str, str]:
-    """The system's letter for a process's state, and when it began, in its own ticks; empty where there is none."""
+    """Return a process's state letter and its start time in clock ticks; two empty texts if there is none."""
     try:
         state, *facts = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -66,7 +67,7 @@ def process_facts(process: int) -> tuple[str, str]:
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal where mpirun, on this host, prints what ranks print; None where there is none."""
+    """Return the width of the terminal to which mpirun on this host prints ranks' output; None if there is none."""
     for name, *_ in LAUNCHERS.values():
         if name in os.environ:
             with suppress(OSError, ValueError):
@@ -82,7 +83,7 @@ def terminal_columns() -> int | None:
 
 
 def rank_variable() -> str | None:
-    """The variable in which a launcher told this process its rank, if one did."""
+    """Return the name of the launcher's variable with this process's rank; None without a launcher."""
     return next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
 
 

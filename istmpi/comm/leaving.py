@@ -1,4 +1,4 @@
-"""The end of a job: in order where all ranks know of it, by force where one fails and others may wait for it."""
+"""The end of a job: orderly if all ranks know of it, by force if one fails while others may wait for it."""
 
 import atexit
 import builtins
@@ -14,17 +14,17 @@ from istmpi.comm.communicator import Communicator
 from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
-"""Seconds in which a launcher passes a line on: MPICH's drops what it has not read yet as a job is aborted."""
+"""Seconds in which a launcher prints a last line. MPICH's drops unread output when a job aborts."""
 GRACE = 3.0
-"""Seconds in which all ranks of a script that fails on all of them come to its end."""
+"""Seconds that a failed rank waits at the end of its script for the others, which may have failed as well."""
 _exit_code = 0
 _message = ""
-"""An error of istmpi's own that ends this rank; rank 0 prints what all ranks end with, once."""
+"""The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
 _installed = False
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up: once one leaves with an error, a launcher ends the others unheard."""
+    """Wait for all ranks, if MPI is up. Once one rank exits with an error, a launcher ends the others at once."""
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()
@@ -44,10 +44,10 @@ def end_stuck_job(error: StuckError) -> None:
 
 
 def end_with_this_script(communicator: Communicator) -> None:
-    """Let an exception, or sys.exit with a code that is not 0, end all ranks of a user's own program from now on.
+    """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
-    If all of them fail, each keeps its code: of an error of istmpi's own, which is one line of one rank, that of the
-    command line. A program that raises SystemExit by itself goes unseen.
+    If all ranks fail, each keeps its exit code. An IstmpiError gives the command line's code, and its line is printed
+    once. A SystemExit that the program raises itself is not noticed.
     """
     global _installed
     if _installed:

@@ -1,4 +1,4 @@
-"""The MPI library itself, or what stands for it in a thread that is a rank of a simulated cluster (`stand_in`)."""
+"""Access to the MPI library, or in a thread that is a simulated rank, to its stand-in (`stand_in`)."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _this_thread = threading.local()
 
 
 def stand_in() -> Any:
-    """The simulated MPI library of this thread; None where MPI is real."""
+    """Return the simulated MPI library of this thread; None if MPI is real."""
     return getattr(_this_thread, "library", None)
 
 
@@ -24,7 +24,7 @@ def stand_in_here(library: Any) -> None:
 
 
 def start() -> Any:
-    """mpi4py's MPI module, the library started; LaunchError when there is none."""
+    """Start the MPI library if it is not up, and return mpi4py's MPI module. Raises LaunchError if that fails."""
     try:
         with warnings.catch_warnings():
             # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
@@ -44,7 +44,7 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError where Open MPI's launcher started a rank of MPICH; other pairs leave each rank alone."""
+    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. With other mismatches each rank is alone."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -54,7 +54,10 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """MPI_Init_thread without Python's lock, which mpi4py keeps: other threads shall see who waits there for ever."""
+    """Call MPI_Init_thread without Python's lock, which mpi4py would hold.
+
+    So other threads run while MPI waits for ranks that may never come, and can report them.
+    """
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
@@ -70,7 +73,7 @@ def _initialise(MPI: Any) -> None:
 
 
 def library_here() -> Any:
-    """mpi4py's MPI module, known to be up; in a simulated rank its stand-in."""
+    """Return mpi4py's MPI module, which must be up; in a simulated rank its stand-in."""
     if simulated := stand_in():
         return simulated
     from mpi4py import MPI
@@ -79,7 +82,7 @@ def library_here() -> Any:
 
 
 def if_up() -> Any:
-    """mpi4py's MPI module while the library is up, else None; starts nothing. In a simulated rank its stand-in."""
+    """Return mpi4py's MPI module if the library is up, otherwise None. In a simulated rank return its stand-in."""
     if simulated := stand_in():
         return simulated
     mpi = sys.modules.get("mpi4py.MPI")
@@ -92,7 +95,7 @@ def ranks_here() -> int:
 
 
 def lost_connection(error: BaseException) -> str:
-    """The line to print where an exception means that a rank is gone; empty for an exception of any other kind."""
+    """Return the message for an exception which means that a rank is gone; an empty text for any other exception."""
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""
@@ -106,12 +109,12 @@ _OF_THE_CONNECTION = (
     "ERR_OTHER",
     "ERR_INTERN",
     "ERR_UNKNOWN",
-    "ERR_IN_STATUS",  # of a request; who asks for several is not told more
+    "ERR_IN_STATUS",  # calls on several requests tell no more
     "ERR_PROC_ABORTED",
     "ERR_PROC_FAILED",
     "ERR_PROC_FAILED_PENDING",
 )
-"""Classes of MPI's errors that no wrong argument of ours leads to."""
+"""MPI's error classes for broken connections. Wrong arguments of ours do not cause them."""
 
 
 def library() -> str:
@@ -120,7 +123,7 @@ def library() -> str:
 
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
-"""The calls that an MPI library grants to a process's threads, from none to all at any time."""
+"""The thread levels of MPI, from a single thread to calls by any thread at any time."""
 
 
 def thread_level() -> str:

@@ -1,4 +1,4 @@
-"""Python objects in slots of one size: an object's length, and the object where it fits: one message for small ones."""
+"""Packs Python objects into slots of one size: the length, then the object if it fits. Small ones need one message."""
 
 import pickle
 from typing import Any
@@ -14,13 +14,13 @@ def packed(value: Any) -> bytes:
 
 
 def slot(packed: bytes, size: int) -> bytes:
-    """A slot of ``size`` bytes with a packed object, or with its length alone where it does not fit."""
+    """Return a slot of ``size`` bytes with a packed object, or with its length alone if it does not fit."""
     fits = packed if len(packed) <= size - _LENGTH else b""
     return (len(packed).to_bytes(_LENGTH, "little") + fits).ljust(size, b"\0")
 
 
 def needed(slots: bytes | bytearray, size: int) -> int:
-    """The size of slots in which all of these objects fit."""
+    """Return the size of slots in which all of these objects fit."""
     lengths = (slots[start : start + _LENGTH] for start in range(0, len(slots), size))
     return max(int.from_bytes(length, "little") for length in lengths) + _LENGTH
 

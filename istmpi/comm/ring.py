@@ -1,8 +1,9 @@
-"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure.
+"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure functions.
 
-Tensors are grouped into buckets, a bucket is cut into segments, a segment into one chunk a rank. Every chunk goes once
-round the ring to be added up and once more to be spread, so each rank sends 2(P-1)/P of the bytes to its neighbour.
-What is encoded (`istmpi.comm.codec`) goes straight to the rank that adds it up, or it would be rounded P-1 times.
+Tensors are grouped into buckets, a bucket is cut into segments, a segment into one chunk for each rank. Every chunk
+goes round the ring once to be summed and once to be spread, so each rank sends 2(P-1)/P of the bytes to its neighbour.
+Encoded chunks (`istmpi.comm.codec`) go straight to the rank that sums them: on the ring they would be rounded P-1
+times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +13,11 @@ from types import MappingProxyType
 from istmpi.comm.codec import EXACT, encoded_bytes
 
 BUCKET_BYTES = 2**20
-"""Smaller tensors travel together; larger ones by themselves, without a copy."""
+"""Bytes of a bucket. Smaller tensors share one; larger tensors travel alone, without a copy."""
 CHUNK_BYTES = 2**20
-"""The bytes of a message at most."""
+"""The most bytes of a message."""
 SEGMENTS_AT_ONCE = 4
-"""While one waits for its neighbour, the others keep the line busy."""
+"""Segments under way at once. While one waits for its neighbour, the others keep the line busy."""
 
 
 Forms = Mapping[str, str]
@@ -24,9 +25,9 @@ ALL_EXACT: Forms = MappingProxyType({})
 
 
 def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[str]]:
-    """Names in the order in which they travel: the last first, for a backward pass makes its gradient first.
+    """Return the buckets of names in travel order, the last tensor first: a backward pass makes its gradient first.
 
-    A bucket has one form; it travels when the first tensor comes that finds no room in it, or at the end.
+    The tensors of a bucket have one form. A bucket is full when the next tensor of its form does not fit.
     """
     full: list[list[str]] = []
     filling: dict[str, tuple[list[str], int]] = {}
@@ -47,14 +48,14 @@ def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
 
 
 def chunks(elements: int, ranks: int) -> list[slice]:
-    """A segment of so many elements cut into one chunk a rank; they differ by at most one element."""
+    """Cut a segment into one chunk for each rank. Their lengths differ by at most one element."""
     return [slice(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
 
 
 def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> list[int]:
-    """Bytes that each rank sends in an all-reduce of these tensors.
+    """Return the bytes that each rank sends in an all-reduce of these tensors.
 
-    To be added up, every chunk but its own; to be spread, every chunk but its successor's.
+    To sum, a rank sends every chunk but its own. To spread the means, it sends every chunk but its successor's.
     """
     sent = [0] * ranks
     for form, length in _pieces(elements, itemsize, ranks, forms):
@@ -64,13 +65,13 @@ def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
-    """`sent_bytes` of one segment; ``nbytes``: bytes of a chunk of so many elements."""
+    """Return `sent_bytes` for one segment. ``nbytes(n)`` gives the bytes of a chunk with n elements."""
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
     return [2 * sum(sizes) - size - after for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)]
 
 
 def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> int:
-    """Bytes of all chunks of these tensors: each rank sends them to all but one, twice, over all ranks."""
+    """Return the bytes of all chunks of these tensors. An all-reduce sends 2(P-1) times as many over all ranks."""
     return sum(
         once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)
@@ -78,7 +79,7 @@ def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
-    """`once_round` of one segment; ``nbytes``: bytes of a chunk of so many elements."""
+    """Return `once_round` for one segment. ``nbytes(n)`` gives the bytes of a chunk with n elements."""
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 

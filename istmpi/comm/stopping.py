@@ -1,4 +1,4 @@
-"""Stopping early: a signal, a file or the end of a job's time asks any rank, and all ranks come to know of it."""
+"""Stopping early: a signal, a file or the job's time limit asks one rank to stop, and all ranks learn of it."""
 
 import math
 import os
@@ -21,9 +21,9 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StopGossip:
-    """A reason to stop that any rank may tell at any time, and that every rank learns sooner or later without waiting.
+    """Spreads a reason to stop from any rank to all ranks. No rank waits for it.
 
-    A rank that learns it passes it on to the ranks 1, 2, 4, ... further on. Making it is collective, `settle` too.
+    A rank that learns the reason passes it on to the ranks 1, 2, 4, ... after it. Creation and `settle` are collective.
     """
 
     def __init__(self, communicator: Communicator):
@@ -38,7 +38,7 @@ class StopGossip:
         self._sent = [self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps]
 
     def poll(self) -> str:
-        """The reason that has arrived by now, or an empty text."""
+        """Return the reason if one has arrived, otherwise an empty text."""
         if not self._steps or not self._mpi.iprobe():  # cheap enough for every local step
             return ""
         status = mpi.library_here().Status()
@@ -58,9 +58,9 @@ class StopGossip:
 
 
 class StopSign:
-    """The wish that this run stops early, and its reason. Making it is collective.
+    """A request that this run stop early, and its reason. Creation is collective.
 
-    ``file``: asks when it exists. ``deadline``: asks from that Unix time on. Rank 0 looks at both.
+    A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks both.
     """
 
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
@@ -70,7 +70,7 @@ class StopSign:
         self._signal = ""
         self._file = file
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
-        """The time by the monotonic clock, which nobody sets while the run lasts."""
+        """The deadline by the monotonic clock, which nobody sets during a run."""
         self._looked = 0.0
 
     def asked(self) -> bool:
@@ -81,21 +81,24 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """The beginning of a sentence: what to do, if anything, before the run can go on."""
+        """The beginning of a sentence on how to continue: whether the stop file must be removed first."""
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
-        """The reason for which this rank may stop as soon as it looks; passes nothing on. From any thread."""
+        """Return the reason for which this rank's next `asked` would stop it, or an empty text.
+
+        Any thread may call it; it sends and receives no message.
+        """
         return self.reason or self._signal or ("" if self._rank else self._seen())
 
     def settle(self, reasons: list[str]) -> None:
-        """Adopt the first of all ranks' reasons, gathered from them, and end what `asked` began. Collective."""
+        """Adopt the first reason in all ranks' ``reasons``, and finish the messages that `asked` began. Collective."""
         self.reason = next(filter(None, reasons), "")
         if self.reason:
             self._gossip.settle()
 
     def listen(self) -> None:
-        """Take the process's signals as wishes to stop, as `istmpi.signals.Receiver` does. From the main thread."""
+        """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`). Call it in the main thread."""
         receiver().listen(self._take)
 
     def _take(self, name: str) -> None:
@@ -115,7 +118,7 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """The Unix time when this SLURM job's time is up; ConfigError where that cannot be known."""
+    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if it cannot be known."""
     given = os.environ.get("SLURM_JOB_END_TIME")
     if given is not None:
         with suppress(ValueError):

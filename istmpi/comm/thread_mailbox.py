@@ -1,4 +1,4 @@
-"""Messages between threads of ranks, for which neither sender nor receiver ever waits."""
+"""Messages between threads of different ranks. Neither sender nor receiver ever waits."""
 
 import time
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""Probes in vain until nothing has come: MPICH moves a message by a step at each, and sees it after some."""
+"""Probes in vain until nothing has come. MPICH moves a message by one step at each, so it takes several."""
 _BETWEEN_LOOKS = 1e-4
 
 
 class ThreadMailbox:
-    """Pickled messages over an MPI communicator that nobody else uses; ranks are its own. For one thread a rank."""
+    """Pickled messages over an MPI communicator that nobody else uses. Only one thread of each rank may call it."""
 
     def __init__(self, communicator: Any):
         self._mpi = communicator
@@ -24,12 +24,12 @@ class ThreadMailbox:
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:
-        """Begin to send a message unless the last one that was sent by this is not received yet."""
+        """Begin to send a message, unless the previous message of this method is not received yet."""
         if self._last is None or self._last.test()[0]:
             self._last = self._mpi.issend(message, rank)
 
     def received(self) -> list[tuple[int, tuple]]:
-        """The messages that have come, each with the rank that sent it."""
+        """Return the messages that have come, as pairs (rank of the sender, message)."""
         status, in_vain = mpi.if_up().Status(), 0
         while in_vain < _PROBES:
             if message := self._mpi.improbe(status=status):
@@ -41,9 +41,10 @@ class ThreadMailbox:
         return [(source, message) for source, _, done, message in tested if done]
 
     def close(self) -> None:
-        """Receive and drop what is still under way, and free the communicator. Collective.
+        """Receive and drop all messages under way, then free the communicator. Collective.
 
-        A send is done only once its message is received: behind a barrier of ranks without sends nothing is under way.
+        A send ends only once its message is received. So nothing is under way after a barrier of ranks whose sends
+        ended.
         """
         if self._last is not None:
             self._sent.append(self._last)

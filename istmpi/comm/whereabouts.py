@@ -1,6 +1,6 @@
-"""The whereabouts of a rank: what it does, and for whom it waits since when; the hang watch's thread reads it.
+"""The whereabouts of a rank: its phase, the ranks it waits for, and since when. The hang watch's thread reads them.
 
-Every call of a `Communicator` that needs other ranks passes through `waits`, and so does what waits for a file.
+Every call of a `Communicator` that needs other ranks passes through `waits`, and so does every wait for a file.
 """
 
 import threading
@@ -13,14 +13,14 @@ from pathlib import Path
 SETTING_UP = "setting up"
 BETWEEN_ROUNDS = "between rounds"
 _ASLEEP = 5.0
-"""Seconds between two looks of the watch: after more, the process was stopped, or the whole machine."""
+"""The longest time between two looks of the watch. A longer gap means that the process or machine was stopped."""
 _MANY_BYTES = 2**20
-"""Bytes read or written between two looks that count as progress: a rank that moves much is not still."""
+"""A rank that has read or written so many bytes since the last count makes progress: it is not still."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A collective call for which others are needed that are not all there."""
+    """A collective call in which this rank waits for other ranks."""
 
     call: str
     group: str
@@ -28,9 +28,9 @@ class Wait:
     ranks: tuple[int, ...]
     since: float
     trains: bool = True
-    """The training thread waits for others, not one in the background."""
+    """True if the training thread waits for other ranks; False for a background thread and for ``for_itself``."""
     for_itself: bool = False
-    """The rank waits for what it does itself, as all do at that place."""
+    """True if the rank waits for its own work, such as a write, as all ranks do there."""
 
 
 class Whereabouts:
@@ -46,12 +46,12 @@ class Whereabouts:
     def restart(self) -> None:
         self.phase = SETTING_UP
         self.round: int | None = None
-        """The round that it is in, from 1; None before the first."""
+        """The current round, counted from 1; None before the first."""
         self.local_step: int | None = None
         self.slowest_round = 0.0
-        """Seconds from one round's beginning to the next, evaluations and checkpoints included."""
+        """Seconds of the longest round so far, evaluations and checkpoints included."""
         self.slowest_phase = "", 0.0
-        """The longest of all phases that are over, but for those that wait for the end of others' local steps."""
+        """The longest finished phase and its seconds. The phase ``wait``, for other ranks' steps, does not count."""
         self.moved = time.monotonic()
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
@@ -94,7 +94,7 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
-        """Take much reading and writing for progress, where Linux counts it."""
+        """Count much reading and writing as progress, if Linux counts the bytes."""
         with suppress(OSError, ValueError, IndexError):
             now = bytes_of_others()
             if now - self._bytes > _MANY_BYTES:
@@ -127,7 +127,7 @@ class Whereabouts:
 
 
 def bytes_of_others() -> int:
-    """Bytes that this process has read and written, but for those of the thread that asks."""
+    """Return the bytes that this process has read and written, without those of the calling thread."""
     this_thread, all_threads = (
         [int(word) for word in Path(file).read_text().split()[1:4:2]]
         for file in ("/proc/thread-self/io", "/proc/self/io")

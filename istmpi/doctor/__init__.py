@@ -1,4 +1,4 @@
-"""A look at this machine, its MPI and its file system: every check ends in a finding with a cure."""
+"""Checks this machine, its MPI and its file system. Every check ends in findings with cures."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ _SECRET = re.compile("JWT|TOKEN|KEY|SECRET|PASSWORD")
 
 @dataclass(frozen=True)
 class Report:
-    """The findings; ``machine`` is the record of versions and settings that belongs to a run."""
+    """The findings. ``machine`` has the versions and settings that a run's record needs."""
 
     findings: list[Finding]
     ranks: int
@@ -36,10 +36,10 @@ class Report:
 
 
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
-    """Look at everything from all ranks: the report on rank 0, None on the others; and whether ranks can still meet.
+    """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can still meet.
 
-    If ranks do not hear each other within ``patience`` seconds, the report ends there, and the job has to be ended by
-    force; a rank that hangs inside MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there with False, and the caller must
+    end the job by force. A rank that hangs inside MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
     try:
@@ -67,7 +67,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
 
 
 def machine() -> dict[str, Any]:
-    """Versions, loaded modules and the variables that steer MPI and threads: all that a run's record needs."""
+    """Return versions, loaded modules and the variables that steer MPI and threads: all that a run's record needs."""
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     settings = {name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)}
     return {

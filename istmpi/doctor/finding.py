@@ -9,7 +9,7 @@ STATES = ("green", "yellow", "red")
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the report; every state but green has a cure, unless the fact names it."""
+    """A line of the report. It has a cure, unless its state is green or its fact names the cure."""
 
     state: str
     name: str

@@ -1,4 +1,4 @@
-"""The MPI library, and the cores and devices of its ranks."""
+"""Checks the MPI library, and the cores and devices of its ranks."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def cores(communicator: Communicator) -> list[Finding]:
 
 
 def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
-    """The findings for every rank's host, its usable cores, the cores of its host and its threads."""
+    """Yield the findings on ranks and cores. ``per_rank``: host, usable cores, cores of the host, and threads."""
     ranks_on = Counter(host for host, *_ in per_rank)
     shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
     fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"

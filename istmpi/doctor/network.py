@@ -1,4 +1,4 @@
-"""The network between the hosts: its interfaces, and whether every rank hears every other."""
+"""Checks the network between the hosts: its interfaces, and whether every rank hears every other."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP
 
 
 def interfaces(communicator: Communicator) -> list[Finding]:
-    """Judge the interfaces: MPI might take one that leads nowhere. Collective."""
+    """Judge the network interfaces: MPI might choose one that does not reach the other hosts. Collective."""
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     here = [f"{name} ({at})" for name, at in addresses.items() if at and not at.startswith("127.")]
     fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
@@ -41,7 +41,7 @@ def judged(by_host: dict[str, tuple[list[str], list[str]]], chosen: dict[str, st
 
 
 def ring(silent: list[tuple[int, int]]) -> Finding:
-    """The result of the handshake of all ranks with all others; ``silent``: pairs of a listener and a silent rank."""
+    """Return the finding on the handshake of all ranks; ``silent``: pairs of a listener and a silent rank."""
     if not silent:
         return green("ring", "all ranks can reach each other")
     pairs = [f"rank {listener} receives nothing from rank {speaker}" for listener, speaker in silent[:8]]

@@ -14,7 +14,7 @@ TEST_BYTES = 2**26
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
-    """Let all ranks write their parts of one file, sync it, and read each other's. Collective; leaves nothing."""
+    """Let all ranks write their parts of one file, sync it, and read a neighbour's part. Collective; leaves nothing."""
     scratch, problem = "", ""
     if communicator.rank == 0:
         try:

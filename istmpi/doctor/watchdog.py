@@ -1,4 +1,4 @@
-"""A time limit for calls into MPI, which leave Python's lock alone: a thread ends the job where one hangs."""
+"""A time limit for calls into MPI, which release Python's lock: so a thread can end the job if one hangs."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _SYN_SENT = "02"
 _LAST_WORDS = 1.0
-"""Seconds for the messages of all ranks, before the launcher ends the job."""
+"""Seconds for all ranks to print their messages, before the launcher ends the job."""
 
 
 @contextmanager
 def limit(rank: int, doing: str, seconds: float) -> Iterator[None]:
-    """End this process, and with it the job, where the block takes longer; say where, and for whom it waits."""
+    """End this process, and with it the job, if the block takes longer. Print the place and the silent addresses."""
     timer = threading.Timer(seconds, _end, (f"rank {rank} on {socket.gethostname()} hangs while {doing}",))
     timer.daemon = True
     timer.start()
@@ -36,7 +36,7 @@ def _end(words: str) -> None:
 
 
 def unanswered(process: int) -> list[str]:
-    """The addresses to which a process tries to connect without an answer."""
+    """Return the addresses to which a process tries to connect without an answer."""
     sockets, table, addresses = set(), [], set()
     with suppress(OSError):
         for entry in Path(f"/proc/{process}/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Checkpoints, and networks of one's own, as tables for people."""
+"""Tables for the console: checkpoints, and a user's own networks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -74,7 +74,7 @@ def _first(values: Sequence[object], count: int) -> str:
 
 
 def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Table]:
-    """The facts of `istmpi model`: widths, parameters, products, and the weights that ranks would hold."""
+    """Yield the tables of `istmpi model`: widths, parameters, products, and the weights that ranks would hold."""
     widths = [(width["name"], width["length"], _verdict(width)) for width in facts["widths"]]
     none = ("none", "", "no: its constructor has no integers above 0")
     yield table_of(("width", "units", "can be dealt out"), widths or [none])

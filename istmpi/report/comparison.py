@@ -1,4 +1,4 @@
-"""Runs side by side: the cost of each method to reach a score, over repeats, and its end."""
+"""Compares runs: what each method costs to reach a score, over its repeats, and its final score."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The share of error that the default targets allow beside the best score that all reach."""
+"""The default targets allow so much more error, as a share, than the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -29,7 +29,7 @@ def in_order(phases: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over repeats; infinite in those that did not get there."""
+    """A figure over a method's repeats: one value per run, infinite if the run did not reach the target."""
 
     values: tuple[float, ...]
 
@@ -50,10 +50,10 @@ class Spread:
 @dataclass(frozen=True)
 class Group:
     name: str
-    """The method with all settings in which not all runs of the comparison agree."""
+    """The method with every setting in which runs of the comparison differ."""
     curves: tuple[Curve, ...]
     label: str
-    """A short name, with as few settings as tell the groups of a method apart."""
+    """A short name: the method with only the settings that distinguish its groups."""
 
     @property
     def method(self) -> str:
@@ -80,12 +80,15 @@ class Comparison:
         return Spread(tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points))
 
     def final(self, group: Group) -> Spread:
-        """The score at the end, without smoothing: on the test split of a run that was scored there."""
+        """Return the last score of each run, not smoothed; on the test split if the run was scored there."""
         ends = (curve.points[-1].score if curve.test is None else curve.test for curve in group.curves if curve.points)
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """The figure over the best group's: the median over common seeds, else of medians."""
+        """Return a group's figure divided by the best group's: the median over common seeds, else the ratio of medians.
+
+        None if the group did not reach the target.
+        """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
@@ -124,9 +127,9 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings; without targets take `default_targets`.
+    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`.
 
-    DataError for runs that cannot be compared, ConfigError for a target that the score cannot have.
+    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
     """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
@@ -149,8 +152,10 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """The data sets of runs, by the file's name and its contents; runs that do not name theirs count to the only
-    one."""
+    """Return the names of the runs' data sets. Different contents under one name count as several.
+
+    Runs without a name count to the only named one.
+    """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
     several = {
@@ -171,7 +176,7 @@ def check_targets(targets: Sequence[float], score_name: str) -> None:
 
 
 def smoothed(scores: Sequence[float]) -> list[float]:
-    """Each score replaced by the median of it and its two neighbours; the first and the last as they are."""
+    """Replace each score by the median of it and its two neighbours. Keep the first and the last."""
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
     return [*scores[:1], *inner, *scores[1:][-1:]]
 
@@ -184,9 +189,9 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """The best score that all runs reach, those with a quarter and half more error; three digits.
+    """Return the scores with 50%, 25% and no more error than the best score that all runs reach, to three digits.
 
-    Runs that are not finished count only where there are no others.
+    Unfinished runs count only if there are no others.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there
@@ -232,7 +237,7 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
 
 
 WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
-"""Settings, or sections of them, in which runs of one comparison may differ."""
+"""Beginnings of settings that do not separate the groups of a comparison."""
 
 
 def facts(curve: Curve) -> dict[str, Any]:
@@ -246,7 +251,7 @@ def full_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Short names of one run of each group: the method, and the settings in which its own groups differ."""
+    """Return a short name for each group, given one run of each: its method, and the settings that distinguish it."""
     made = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]
@@ -255,13 +260,13 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
-    """The keys whose values are not the same in all that have them, or in ``all_of_them``."""
+    """Return the keys whose values differ between settings. A missing key differs only with ``all_of_them``."""
     keys = dict.fromkeys(key for its in settings for key in its)
     return [key for key in keys if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1]
 
 
 def text(value: Any) -> str:
-    """A setting's value as people write it: ``512-512``; ``none`` for one that is not set."""
+    """Return a setting's value as people write it: ``512-512``, or ``none`` for one that is not set."""
     if value is None or value == "":
         return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,6 +1,6 @@
-"""The curve of one run: its score along the way against time, bytes and examples, and where the time went.
+"""The curve of one run: its scores against time, bytes and examples, and the time of each phase.
 
-Runs of istmpi leave it in their folders; other programs write a ``curve.json`` (docs/following.md).
+Runs of istmpi record it in their folders; other programs write a ``curve.json`` (docs/following.md).
 """
 
 import json
@@ -24,12 +24,12 @@ VERSION = 1
 class Point:
     round: int
     seconds: float
-    """The training time; the clock stands still during evaluations."""
+    """The training time, without evaluations."""
     bytes: int
-    """The bytes sent by all ranks, evaluations left out."""
+    """The bytes sent by all ranks, without evaluations."""
     examples: int
     score: float
-    """The score on the validation split of a run that has one in use, else on the test split."""
+    """The score on the validation split if the run uses one, else on the test split."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Curve:
     method: str
     points: tuple[Point, ...]
     seed: int = 0
-    """The seed; runs of one seed began with the same network and saw the same batches."""
+    """The seed. Runs of one seed begin with the same network and see the same batches."""
     ranks: int | None = None
     score_name: str = ""
     name: str = ""
@@ -48,7 +48,7 @@ class Curve:
     data: str = ""
     """A fingerprint of the training data, where it is known."""
     test: float | None = None
-    """The score on the test split at the end, where the points are on the validation split."""
+    """The last score on the test split if the points are on the validation split; otherwise None."""
 
     def save(self, path: Path) -> None:
         with appearing(path) as file:
@@ -56,7 +56,11 @@ class Curve:
 
 
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
-    """The runs of some folders: each a run's own, or one with such folders in it; or files like ``curve.json``."""
+    """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like ``curve.json``.
+
+    Raises DataError for an unreadable run. ``left_out`` gets its message instead if the run was not itself given and
+    another can be read.
+    """
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
         try:
@@ -153,7 +157,7 @@ def _load(path: Path) -> Curve:
 
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
-    """The points of evaluations with their scores; refuse, with a DataError, costs that fall."""
+    """Return the points of evaluations with their scores. Raises DataError if rounds or costs decrease."""
     costs = ("seconds", "bytes", "examples")
     points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
     for point, next in zip(points, points[1:]):

@@ -1,4 +1,4 @@
-"""Comparisons as one HTML file that needs no other: verdict, tables, pictures inside, and every setting."""
+"""A comparison as one HTML file: verdict, tables, pictures inside, and the settings that differ."""
 
 import platform
 import shlex
@@ -43,7 +43,7 @@ def made() -> str:
 
 
 def page(comparison: Comparison, pictures: Mapping[str, str] | None, title: str, made: str) -> str:
-    """The text of a whole file; ``pictures``: by title, None where matplotlib is not installed."""
+    """Return the text of the file. ``pictures``: <svg> elements by title; None if matplotlib is not installed."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -1,4 +1,4 @@
-"""Pictures: of a run, drawn from the record in its folder; of a comparison; and of what runs cost."""
+"""Draws a run from the record in its folder, comparisons, and predicted costs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
     scored = [line for line in lines if keys[0] in line]
     scores, errors = ([line.figure(name) if name in line else nan for line in scored] for name in keys)
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
-    changing = len(rates) == len(lines) and len(set(rates)) > 1  # the record of an earlier istmpi has none
+    changing = len(rates) == len(lines) and len(set(rates)) > 1  # earlier versions of istmpi recorded none
     heights = [2.4, 2.4, 1.2][: 2 + changing]
     figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
@@ -95,14 +95,14 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
 # ---- a comparison
 
 WIDTH, HEIGHT = 4.8, 3.5
-"""Inches of one panel, whose letters are large enough on a telephone."""
+"""The size of a panel in inches: its letters are readable on a telephone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
 SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Draw the score against time and bytes, and where the time went: <svg> elements by title, always the same text."""
+    """Return <svg> elements by title: the score against time and bytes, and the time by phase; reproducible text."""
     titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
@@ -198,7 +198,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the paper's Figure 2, and what follows from it on a cluster."""
+    """Draw the paper's Figure 2, and time, speed-up and memory on a cluster, into a file."""
     require_drawable(path)
     save(figure_of_costs(rows, title), path, title)
 

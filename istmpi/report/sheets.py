@@ -1,4 +1,4 @@
-"""A comparison as plain text cells, for tables on the console and in HTML alike, and in a sentence for each method."""
+"""A comparison as tables of plain text, for the console and HTML alike, and as a verdict in sentences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ Rows = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: a column for every method; a cell has one line or several."""
+    """A table with a column for each group of runs. A cell has one line or several."""
 
     title: str
     corner: str
     columns: tuple[str, ...]
     rows: Rows
     best: tuple[frozenset[int], ...] = ()
-    """The columns of each row with its best figure."""
+    """The numbers of the columns with the best figure, for each row."""
 
 
 TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -80,7 +80,7 @@ def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str])
 
 
 def times(ratio: float) -> str:
-    """A ratio of two figures: ``1.90x``."""
+    """Return a ratio of two figures as text: ``1.90x``."""
     return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
 
 
@@ -147,7 +147,7 @@ def _phases(comparison: Comparison) -> Rows:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The verdict on a comparison, the first to the hardest score that any method reached first."""
+    """Return a sentence for each group on the hardest target that any group reached, the fastest group first."""
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
         return "The runs have no evaluation to compare yet."

@@ -1,6 +1,6 @@
-"""The look of everything in pictures, the one place for colours; the pictures' files, and texts of others in them.
+"""The look of pictures: the only place for colours, and the writing of files.
 
-`STYLES` has the methods' styles; others get what is left.
+`STYLES` has the styles of known methods; others get unused colours.
 """
 
 import io
@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, for all kinds of colour blindness."""
 BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
-"""Colours as far from these and from each other as can be, for all eyes."""
+"""Further colours, as far as possible from these and from each other, also for the colour-blind."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ STYLES = {
     "admm": Style(ASH, "*"),
     "downpour": Style(RUST, "H"),
     "easgd": Style(MOSS, "+"),
-    # Another program's way of the same method has its colour, another line and another marker.
+    # The same method in another program has the same colour, another line and another marker.
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
     "pytorch-ddp": Style(INK, "d", "-."),
@@ -58,7 +58,7 @@ STYLES = {
 
 UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
-"""Lines of one method's runs that differ in their settings, in this order."""
+"""The lines of one method's groups, which differ in their settings, in this order."""
 
 PHASES = {
     "deal": "#666970",
@@ -70,12 +70,12 @@ PHASES = {
     "all-reduce": "#beaf6b",
     "other": "#4a536c",
 }
-"""The phases in the order of a round: shades of cividis, neighbours far apart."""
+"""The colours of phases, in the order of a round: shades of cividis, with neighbours that differ clearly."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each method; another program's has a colour that is left over, and a marker of its own."""
+    """Return a style for each method. A method that is not in `STYLES` gets an unused colour and another marker."""
     names = list(dict.fromkeys(names))
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
@@ -104,7 +104,7 @@ LOOK = {
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib takes neither for mathematics nor for a name that legends leave out."""
+    """Return a text that matplotlib takes neither for mathematics nor for a label to hide; long ones are cut."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
@@ -115,7 +115,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context to draw in, without a user's settings; ImportError without matplotlib."""
+    """A context for drawing with our look, without a user's settings. Raises ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -131,7 +131,7 @@ def require_drawable(path: Path) -> None:
 
 
 def svg(figure: "Figure", title: str, salt: str = "") -> str:
-    """A picture as an <svg> element, always the same text; each picture of a page needs its own ``salt``."""
+    """Return a picture as an <svg> element, as reproducible text. Each picture of a page needs its own ``salt``."""
     import matplotlib
 
     file = io.StringIO()
@@ -146,7 +146,7 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
 
 
 def save(figure: "Figure", path: Path, title: str) -> None:
-    """Write a figure, complete or not at all, in the format that its name says; OutputError if that fails."""
+    """Write a figure, complete or not at all, in the format of the file's ending. Raises OutputError if that fails."""
     with appearing(path) as file:
         if path.suffix == ".svg":
             file.write(svg(figure, title).encode())

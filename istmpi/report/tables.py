@@ -25,7 +25,7 @@ CHANGING = (
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """A table without lines, of any values as text that rich does not read as markup."""
+    """Return a table without lines. Values may be of any type; rich does not read them as markup."""
     table = Table(*map(_text, columns), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(_text, row))
@@ -92,11 +92,11 @@ def inexact(network: Architecture) -> str:
 
 
 FEW_UNITS, FEW_CHANNELS = 16, 256
-"""Units of a layer that a rank trains, and channels of a residual stream, below which a run is warned."""
+"""The least units of a layer per rank, and channels of a residual stream, that give no warning."""
 
 
 def too_narrow(network: Architecture, held: Holdings) -> str:
-    """Return a warning where the subnets of a deal are too narrow to learn well; else nothing."""
+    """Return a warning if the subnets of a deal are too narrow to learn well; otherwise an empty text."""
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
@@ -144,7 +144,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
-    """The methods in groups that fit a table on a console of that width, with whole names."""
+    """Yield groups of methods. Each group, with whole names, fits a table on a console of that width."""
     group, used = [], len("ranks")
     for method in methods:
         needed = max(len(method), FIGURE) + 2

@@ -1,4 +1,4 @@
-"""A cluster in one process: P ranks that take turns, on an MPI library of our own. No launcher, no MPI, no waiting."""
+"""A cluster in one process: P ranks take turns, on a simulated MPI library. No launcher, no MPI, no waiting."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from istmpi.simulated.scheduler import Ended, Task
 @dataclass(frozen=True)
 class Outcome:
     results: Sequence[Any]
-    """The program's result on each rank; None where it did not return."""
+    """The program's result on each rank; None if it did not return."""
     errors: Sequence[IstmpiError | None]
     ended: BaseException | None
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]
     messages: Counter[str]
-    """The number of ``messages``, and the ``bytes`` of those from one rank to one other."""
+    """The number of ``messages``, with those of collective calls; the ``bytes`` of messages between two ranks."""
     switches: int
     seconds: float
     trace: int
-    """A checksum of all calls with their times: equal ones are of the same schedule."""
+    """A checksum of all calls and their times. Equal checksums mean the same schedule."""
 
     def require(self) -> Sequence[Any]:
         for error in (self.ended, *self.errors):
@@ -41,9 +41,9 @@ UNDISTURBED = Faults()
 
 
 def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
-    """Run a program on simulated ranks: it is called once for each, with a communicator of all.
+    """Run a program on simulated ranks: each rank calls it once, with a communicator of all ranks.
 
-    The outcome is a function of the program and the faults alone. An exception that not all ranks know of ends the job.
+    The outcome depends only on the program and the faults. An exception that not all ranks raise ends the job.
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))

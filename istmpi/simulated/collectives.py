@@ -1,4 +1,4 @@
-"""Collective calls of a simulated job: every rank brings something, and leaves once there is what it needs."""
+"""Collective calls of a simulated job: a rank brings a value, and leaves once the values it needs are there."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -45,9 +45,10 @@ class Collectives:
         leave: Callable[[Brought], Any],
         among: tuple[int, ...] = (),
     ) -> Request:
-        """Begin a rank's next collective call; ``leave`` makes its value of what all brought, once its needs are there.
+        """Begin a rank's next collective call; once ``needs`` are there, ``leave`` makes its result from all values.
 
-        ``name`` has all in which ranks must agree. Calls ``among`` some ranks are counted by themselves.
+        All ranks must give the same ``name``; otherwise SimulationError ends the job. Calls ``among`` some ranks are
+        matched separately.
         """
         network, members = self._network, among or context.members
         caller = context.number, among, rank
@@ -78,7 +79,7 @@ class Collectives:
             return
         try:
             entry.request.value = entry.leave(collective.brought)
-        except Exception as error:  # of what another rank brought: not of the rank that happens to run
+        except Exception as error:  # another rank's values caused it, not the rank that runs now
             self._network.scheduler.end(error)
         entry.request.finish()
         collective.left += 1

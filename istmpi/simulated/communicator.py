@@ -23,7 +23,7 @@ class Job:
 
 
 class SimulatedCommunicator:
-    """mpi4py's ``Intracomm`` for one rank; ``members[r]`` is the world's number of its rank r."""
+    """A stand-in for mpi4py's ``Intracomm`` on one rank. ``members[r]`` is the world rank of its rank r."""
 
     def __init__(self, job: Job, context: Context, me: int):
         self._job, self._network, self._context, self._me = job, job.network, context, me
@@ -47,7 +47,7 @@ class SimulatedCommunicator:
     def _collective(
         self, name: str, brought: Any, needs: Sequence[int] | None, leave: Callable[[list[Any]], Any] = lambda _: None
     ) -> Request:
-        """``needs``: the ranks of whom this one needs something, None for all."""
+        """Begin a collective call. ``needs``: the ranks whose values this rank needs; None for all."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
         return self._job.collectives.enter(
@@ -159,7 +159,7 @@ class SimulatedCommunicator:
     def _new(self, name: str, color: int = 0) -> SimulatedCommunicator:
         by_rank = self._result(self._collective(name, (color, {}), None, lambda by_rank: by_rank))
         made = by_rank[0][1]
-        if color not in made:  # the first rank that leaves makes it, for all
+        if color not in made:  # the first rank that leaves makes the context for all
             members = [member for member, (its, _) in zip(self.members, by_rank, strict=True) if its == color]
             made[color] = Context(self._network, members)
         return SimulatedCommunicator(self._job, made[color], self._me)
@@ -219,7 +219,7 @@ class SimulatedMPI:
         self.COMM_WORLD = SimulatedCommunicator(job, world, rank)
 
     def Query_thread(self) -> int:
-        return self.THREAD_SINGLE  # which of several threads runs would be no draw of ours
+        return self.THREAD_SINGLE  # with several threads, the seed would not decide which one runs
 
     def get_vendor(self) -> tuple[str, tuple[int, ...]]:
         return "simulated", ()

@@ -9,13 +9,13 @@ from istmpi.units import in_seconds
 
 DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
 KINDS = (DELAYS, STOPS, SLOW, KILLS)
-"""The kinds of faults; all but the last leave the result as it is, to the last bit."""
+"""The kinds of faults. With all but the last, a run's result is the same to the last bit."""
 
 CALL_SECONDS = 1e-6
 MESSAGE_SECONDS = 1e-5
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
-"""A larger message waits at its sender until it is received."""
+"""Without a seed, a larger message waits at its sender until it is received."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that is gone at one of its calls, or when what it sends is ``posted``."""
+    """A rank that dies at its call number ``call``, or if ``posted`` just after that call has posted its operation."""
 
     rank: int
     call: int
@@ -36,17 +36,20 @@ class Kill:
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a simulated job. Without a seed all calls take the same time, and all messages."""
+    """The faults of a simulated job. Without a seed all calls take the same time, and all messages of one size."""
 
     seed: int | None = None
-    """Draws the time of calls and messages, and all that MPI leaves open."""
+    """The seed for the times of calls and messages, and for every choice that MPI leaves open."""
     stops: Sequence[Stop] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     kills: Sequence[Kill] = ()
 
     @classmethod
     def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
-        """The faults of a seed: always delays, and at most one of the other kinds. ``calls``: that a rank makes."""
+        """Draw faults from a seed: always delays, and at most one other kind.
+
+        ``calls``: the number of each rank's calls.
+        """
         draw = random.Random(f"faults {seed}")
         rank, place, size = draw.randrange(ranks), draw.random(), draw.random()
         call = 1 + int(place * (calls if isinstance(calls, int) else calls[rank]))
@@ -70,10 +73,10 @@ class Faults:
 
 class Timing:
     def __init__(self, faults: Faults):
-        # Another word would draw other schedules for the seeds that stand in logs.
+        # Another word would give other schedules to the seeds in old logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
         self._slow = faults.slow
-        # From nearly in step to orders of magnitude apart: both find what the other does not.
+        # Ranks are nearly in step or orders of magnitude apart: each finds errors that the other does not.
         self._spread = self._draw.uniform(0.3, 3.0) if self._draw else 0.0
 
     def _times(self) -> float:

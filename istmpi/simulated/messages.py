@@ -1,7 +1,7 @@
-"""Messages from rank to rank of a simulated job, matched as by MPI.
+"""Messages between ranks of a simulated job, matched as MPI does.
 
-Two messages from one rank to another with the same tag arrive in the order in which they were sent; others need not. A
-receive with any tag gets the first message of its sender that was not received.
+Two messages with the same tag from one rank to another arrive in the order of sending; others need not. A receive with
+any tag gets the first message of its sender that is not received yet.
 """
 
 import pickle
@@ -19,7 +19,7 @@ class Message:
     destination: int
     tag: int
     number: int
-    """The place among the messages of its sender to its receiver."""
+    """The message's number among those of its sender to its receiver."""
     values: np.ndarray | bytes
     sent: Request
     lost: bool = False

@@ -1,4 +1,4 @@
-"""The ranks of a simulated job, what befalls them, and the operations that they begin and wait for."""
+"""The ranks of a simulated job, their faults, and the operations that they begin and wait for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from istmpi.units import in_seconds
 
 ANY_SOURCE, ANY_TAG = -1, -1
 KILLED = 137
-"""The exit code of a job whose rank was killed, as launchers have it."""
+"""The exit code of a job whose rank was killed, as with real launchers."""
 _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
 
 
@@ -41,12 +41,12 @@ class Network:
     # ---- a rank's calls
 
     def call(self, rank: int, name: str) -> None:
-        """Begin a rank's call: time goes by, others may run, faults happen."""
+        """Begin a rank's call: virtual time passes, other ranks may run, and faults happen."""
         self.scheduler.tasks[rank].rest = FIRST_REST
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only looks: a rank that waits rests no shorter for it."""
+        """Begin a call that only looks. It does not shorten the rests of a waiting rank."""
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
@@ -153,14 +153,14 @@ class Status:
 
 
 class Request:
-    """An operation that a rank has begun; without a network the null request."""
+    """An operation that a rank has begun. Without a network it is MPI's null request."""
 
     def __init__(self, network: Network | None = None, rank: int = -1, words: str = ""):
         self.network, self.rank, self.words = network, rank, words
         self.done = self.null = network is None
         self.value: Any = None
         self.needs: Callable[[], set[int]] = set
-        """The ranks of the world without which it cannot end, as it is now."""
+        """Returns the world ranks without which the operation cannot end now."""
         self.undo: Callable[[], None] = lambda: None
 
     def finish(self) -> None:
@@ -200,7 +200,7 @@ class Request:
 
 
 class Group:
-    """Some ranks of the world, in an order."""
+    """Ranks of the world, in an order."""
 
     def __init__(self, members: Sequence[int]):
         self.members = tuple(members)

@@ -1,7 +1,7 @@
-"""Ranks as threads of which exactly one runs at a time: it hands the baton on where it calls MPI. Time is virtual.
+"""Ranks are threads, of which exactly one runs at a time: it hands the baton on when it calls MPI. Time is virtual.
 
-Everything that is to happen stands in one list by its time, and who holds the baton works it off: the order follows
-from the times alone, and where the list is empty while ranks still wait, they would wait for ever.
+One list has all future events by their times, and the thread with the baton works it off. So the order follows from the
+times alone. If the list is empty while ranks still wait, they would wait for ever.
 """
 
 import heapq
@@ -13,11 +13,11 @@ from typing import Any
 FIRST_REST = 25e-6
 REST_GROWS = 1.5
 LONGEST_REST = 1e5
-"""Virtual seconds after which a rank that polls in vain is not asked again."""
+"""The longest rest in virtual seconds. After it, a rank sleeps until something arrives."""
 
 
 class Ended(BaseException):
-    """Unwinds a rank that was killed or whose job is over."""
+    """Raised in a rank's thread to end it: the rank was killed, or the job is over."""
 
 
 class Task:
@@ -36,7 +36,7 @@ class Task:
 
 class Scheduler:
     def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
-        """``standstill`` tells what is wrong where nothing is to happen."""
+        """``standstill`` is called if no event is left. It returns the error, or None if all ranks have ended."""
         self.standstill = standstill
         self.tasks = [Task(rank) for rank in range(ranks)]
         self.now = 0.0
@@ -56,7 +56,7 @@ class Scheduler:
         heapq.heappush(self._list, (when, self._number, action, subject))
 
     def wake(self, task: Task, seconds: float) -> None:
-        """Let it be a task's turn after so long, and not when it would have been."""
+        """Schedule a task's turn in so many seconds, in place of its earlier turn."""
         task.ticket += 1
         self.at(self.now + seconds, None, (task, task.ticket))
 
@@ -94,7 +94,7 @@ class Scheduler:
         _set_global_random(state)
 
     def _following(self) -> Task | None:
-        """The task whose turn is next, all done that comes before; None where the job is over."""
+        """Do all events before the next task's turn, and return that task; None if the job is over."""
         while self._list and self.verdict is None:
             when, _, action, subject = heapq.heappop(self._list)
             if action is not None:
@@ -128,7 +128,7 @@ class Scheduler:
     def _wait_for_the_end(self) -> None:
         try:
             self._over.acquire()
-        except BaseException as interruption:  # a signal's, in the main thread: at the next call of whoever runs
+        except BaseException as interruption:  # from a signal in the main thread: acts at the running rank's next call
             self.end(interruption)
             self._over.acquire()
             raise

@@ -40,7 +40,7 @@ def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None
 
 
 def usable(run: Run) -> Run:
-    """The run without what a simulation cannot do, or a refusal."""
+    """Return the run with the writer ``direct``. Raises ConfigError for mpio."""
     if run.checkpoint.writer == "mpio":
         raise ConfigError(
             "checkpoint.writer = 'mpio' needs an MPI library, which simulated ranks lack. Use direct, which "
@@ -63,7 +63,7 @@ class Reached:
 
 
 def trained(run: Run, communicator: Communicator) -> Reached:
-    """The result of a run that leaves nothing in files. Collective."""
+    """Train a run without files, and return its result. Collective."""
     training = Training(run, communicator, StopSign(communicator))
     for progress in training.rounds():
         last = progress
@@ -88,7 +88,7 @@ class Schedule:
     seed: int
     faults: Faults
     outcomes: Sequence[Outcome]
-    """The job, and where a rank was killed the one that resumed it."""
+    """The outcome of the job, and of the job that resumed it if a rank was killed."""
     finding: str
 
     @property
@@ -143,7 +143,7 @@ class Schedules:
         return "; ".join(f"{words} on {count} ranks" for words, count in counts.items() if words)
 
     def killed(self, seed: int, faults: Faults) -> Schedule:
-        """A job in a folder that loses a rank, and the one that goes on with it."""
+        """Run a job in a folder until it loses a rank, and then the job that resumes it."""
         with _in_a_folder(self._run) as run:
 
             def program(communicator: Communicator) -> object:

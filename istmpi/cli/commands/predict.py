@@ -150,7 +150,7 @@ def _continued(
     drawing: tuple[int, float, int],
     as_json: bool,
 ) -> Iterator[str]:
-    """The continuation of a prompt; ``drawing`` is how many tokens, temperature and seed."""
+    """Return the continuation of a prompt. ``drawing``: the number of tokens, the temperature and the seed."""
     from istmpi.deploy.generation import continuation, following, prompt_of, texts
 
     prompt = prompt_of(source, tokenizer)
@@ -169,7 +169,7 @@ def _note_skipped(name: str, reason: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """Print in UTF-8, as to a file; a reader that has seen enough, such as head, is no error."""
+    """Print in UTF-8, as to a file. A reader that leaves early, such as head, is no error."""
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:

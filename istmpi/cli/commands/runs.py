@@ -71,7 +71,7 @@ def rm(folders: tuple[str, ...], yes: bool) -> None:
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
-    """Yield the runs in a folder, itself included; a comparison is one."""
+    """Yield the runs in a folder, which may be a run itself. A comparison counts as one run."""
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder. Train a run, or correct ISTMPI_RUNS.")
     for path, folders, files in os.walk(folder):
@@ -118,7 +118,7 @@ def _holder(run: Path, root: Path) -> str:
 
 
 def _remove(run: Path) -> None:
-    """Remove a run's folder; it is held meanwhile, so that nobody starts in it, and its marks go last."""
+    """Remove a run's folder. It stays locked meanwhile; the files that mark it as a run go last."""
     try:
         lock.FolderLock(run)
         for path in sorted(run.iterdir(), key=lambda path: (path.name in (*MARKS, lock.FILE), path.name == lock.FILE)):

@@ -66,7 +66,7 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
 
 
 def _named(name: str) -> list[Setting]:
-    """The settings that a name stands for: by itself, by the section or owner of several, or by its key alone."""
+    """Return the settings with this name, else in this section, else of this owner, else with this key."""
     settings = [*every_setting()]
     names_of = (
         lambda setting: setting.name,
@@ -107,7 +107,7 @@ def _description(setting: Setting) -> str:
 
 
 def shown_default(setting: Setting) -> str:
-    """A setting's default as TOML has it; empty where it has none."""
+    """Return a setting's default as TOML has it; an empty text if there is none."""
     return "" if setting.default is None else json.dumps(setting.default)
 
 
