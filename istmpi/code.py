@@ -36,14 +36,14 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. Raises RuntimeError if the code leaves torch's gradients turned off."""
+    """A context for foreign code. Raises RuntimeError if the code leaves torch's gradients turned off, or on."""
     import torch
 
     before = torch.is_grad_enabled()
     yield
     if torch.is_grad_enabled() != before:
         torch.set_grad_enabled(before)
-        raise RuntimeError("it turns gradients off globally; use torch.no_grad() as a context")
+        raise RuntimeError(f"it turns gradients {'off' if before else 'on'} globally; use torch.no_grad() as a context")
 
 
 def short(error: BaseException) -> str:
