@@ -1,4 +1,5 @@
-"""Data sets, and each rank's own deterministic stream of batches out of them.
+"""Data sets, and for each rank a deterministic stream of batches from them.
 
-A *stream* is a number: nothing here knows of ranks. Nothing is imported here, for each module its own libraries.
+A *stream* is a number, usually a rank's; these modules do not use MPI. This file imports nothing, so that each module
+loads only the libraries that it needs.
 """
