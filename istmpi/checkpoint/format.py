@@ -1,7 +1,6 @@
 """The format of checkpoints (docs/formats.md): only this file defines groups and attributes.
 
-Every dataset is contiguous, and its place in the file is fixed before any values are written. istmpi/hdf5.py has the
-checksums.
+Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
 """
 
 import dataclasses

@@ -161,10 +161,7 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
 def _matched(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
-    """Return the fit of a file to a network, and each fitting parameter's name in the file.
-
-    Raises ConfigError if no parameter fits.
-    """
+    """Return the fit of a file to a network, and each fitting parameter's name in the file."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
     shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}

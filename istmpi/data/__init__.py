@@ -1,5 +1,4 @@
 """Data sets, and for each rank a deterministic stream of batches from them.
 
-A *stream* is a number, usually a rank's; these modules do not use MPI. This file imports nothing, so that each module
-loads only the libraries that it needs.
+A *stream* is a number; no module here uses MPI. This file imports nothing: each module loads its own libraries.
 """

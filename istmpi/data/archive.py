@@ -28,10 +28,7 @@ _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive, read from its start and unpacked if it ends in ".gz".
-
-    Reading raises DataError if the file is damaged.
-    """
+    """A file of an archive, read from its start, unpacked if it ends in ".gz"; DataError if it is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive

@@ -36,11 +36,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return the batch of a step.
-
-        A thread reads the next ``split.ahead`` batches in advance, if that is above 0. An error in one of them is
-        raised when its own step is requested.
-        """
+        """Return the batch of a step; a thread reads the next ``split.ahead`` ones, whose errors wait for their step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -93,10 +89,7 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine.
-
-    Raises DataError if the stream gets no rows.
-    """
+    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine."""
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
         rows = _sharded(len(labels), stream, streams, seed)
@@ -134,7 +127,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
     """Return shares that sum to one.
 
-    NumPy guarantees that RandomState draws the same numbers in all versions; newer generators may change.
+    RandomState draws the same numbers in all versions of NumPy; newer generators may change.
     """
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):

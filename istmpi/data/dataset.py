@@ -44,10 +44,7 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return copies of the examples ``indices`` [b], as a network takes them.
-
-        ``key`` seeds random changes such as augmentation; None: no random changes.
-        """
+        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds random changes."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -106,10 +103,7 @@ def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first difference between two records of how data were read; empty if there is none.
-
-    A convention that only one of them records is no difference.
-    """
+    """Describe the first difference between two ``reading``s in the conventions that both have; empty if none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -122,10 +116,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
-    """Raise DataError if features x [b, features] are not finite in float32.
-
-    The message calls a row ``what`` and counts rows from ``first``.
-    """
+    """Raise DataError if x [b, features] is not finite in float32; messages name rows ``what``, from ``first`` on."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):

@@ -136,10 +136,7 @@ def split_of(name: str) -> str:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the path of the folder that contains all class folders, ending in "/"; empty for the top folder.
-
-    With ``splits``, it may instead contain split folders such as train/.
-    """
+    """Return the folder of all class folders, or with ``splits`` of train/ and such: "", or a path that ends in "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -183,10 +180,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; validation examples become test examples if there are no test examples.
-
-    Raises DataError if a class has no training example.
-    """
+    """Return the examples; validation examples become test examples if there are no test examples."""
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]

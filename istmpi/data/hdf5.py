@@ -172,10 +172,7 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return a function to call before rows of ``x`` are read; for a small map it is ``before`` itself.
-
-    For a map larger than KEPT it also releases the map's pages, which count as memory of the process.
-    """
+    """Return ``before``; for a map larger than KEPT, with the release of its pages, which count as process memory."""
     if x.nbytes <= KEPT:
         return before
 

@@ -62,10 +62,7 @@ def with_test(
 def divided(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the remaining examples, and of those held out: a ``fraction``, drawn by ``seed``.
-
-    With ``labels`` this fraction of each class is held out. Raises ConfigError if one part would be empty.
-    """
+    """Return the numbers of the remaining and the held-out examples: a ``fraction``, of each class with ``labels``."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""``--log``: sends a run's records to other programs, each with its own `Watch`.
-
-A new logger is a file here and a line in LOGGERS.
-"""
+"""``--log``: sends a run's records to other programs, by a `Watch` each; a new one is a file and a line in LOGGERS."""
 
 from __future__ import annotations
 

@@ -119,10 +119,7 @@ class Training(Prepared):
                 raise
 
     def arrange(self, number: int) -> None:
-        """Prepare the evaluator for the run's form of the network, with subnets as in round ``number``. Collective.
-
-        Changes nothing for the form `merged`.
-        """
+        """Let the evaluator score the run's form of the network, with subnets as in round ``number``. Collective."""
         form = self.evaluator.form_of_run
         if form != "merged":
             self.evaluator.arrange(self.method.holders(number), form)

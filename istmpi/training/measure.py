@@ -273,7 +273,7 @@ def _touch(
 
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train ``rounds`` rounds; return the run's cost, and by phase the slowest rank's median seconds after the first."""
+    """Train rounds; return the run's cost, and by phase the slowest rank's median seconds after the first round."""
     training = Training(run, communicator)
     clock, spent = training.clock.seconds, []
     for number in range(rounds):

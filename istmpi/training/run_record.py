@@ -122,10 +122,7 @@ class RunRecord:
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
-        """Save the trained network if ``network``, write the summary and report the end.
-
-        Raises StoppedError for a stopped run.
-        """
+        """Save the trained network if ``network``, write the summary and report the end, or raise StoppedError."""
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()

@@ -34,8 +34,8 @@ def takes_rank(source: str) -> bool:
 def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit = NO_TEST) -> Dataset:
     """Return the data set that a function makes, with a loss and a score of the user if there are any.
 
-    They come from the network's class ``scoring`` or from the data's file. Without them, features with classes or with
-    numbers to predict become ordinary classification or regression data.
+    They come from the network's class ``scoring`` or the data's file. Without them, features with classes or numbers
+    become ordinary classification or regression data.
     """
     from torch import Tensor
     from torch.utils.data import default_collate

@@ -33,10 +33,7 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts.
-
-    The random numbers of an example depend on the batch's key and the example's number.
-    """
+    """Examples that are ``(inputs, target)`` or dicts; the batch's key and an example's number seed what it draws."""
 
     dataset: Any
     name: str

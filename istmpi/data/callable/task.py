@@ -39,7 +39,7 @@ class _Task(OwnTask):
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages. Raises ConfigError if a function does not take (outputs, batch).
+    The keys of ``holders`` are names for messages.
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):

@@ -102,10 +102,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return the arrays of a file, and the names of a split's arrays of examples and of labels.
-
-    A name is empty if there is no such array.
-    """
+    """Return the arrays of a file, and the names of a split's examples and labels, empty if there are none."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

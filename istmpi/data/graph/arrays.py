@@ -131,10 +131,7 @@ VALIDATION = 500
 
 
 def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return rows, columns and values of the elements of a CSR matrix, and its shape.
-
-    Raises DataError if ``parts`` are not such a matrix.
-    """
+    """Return rows, columns and values of the elements of a CSR matrix, and its shape."""
     offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
     values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
     lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))

@@ -62,9 +62,9 @@ def image_decoder(
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function of a file's name and content; it returns pixels ``[channels, height, width]`` uint8.
 
-    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must then
-    have the same size: that of ``like`` (a name for messages, and a size) or, if it is None, of the first image.
-    ``cure`` ends the error message. The function adds each file's mode to ``modes``.
+    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must have
+    the size of ``like`` (a name for messages, and a size) or, if it is None, of the first image. ``cure`` ends the
+    error message. The function adds each file's mode to ``modes``.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:

@@ -66,10 +66,7 @@ class Augmentation:
 
 @cache
 def transform(text: str) -> Callable[[Any], Any]:
-    """Return the transform of ``torchvision.transforms.v2`` that ``text`` describes, such as RandomRotation(15).
-
-    Raises ConfigError if there is none, or torchvision is missing.
-    """
+    """Return the transform of ``torchvision.transforms.v2`` that ``text`` describes, such as RandomRotation(15)."""
     subject = f"data.transforms: {text!r}"
     try:
         v2 = import_module("torchvision.transforms.v2")
@@ -95,10 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Return images ``[b, channels, height, width]``, not normalised, after transforms; ``key`` draws their numbers.
-
-    Raises ConfigError if a transform fails, or changes the shape or type.
-    """
+    """Return images ``[b, channels, height, width]``, not normalised, after transforms; ``key`` draws their numbers."""
     import torch
 
     from istmpi.data.callable.split import drawing

@@ -49,9 +49,9 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive, or an empty text for every file if the names tell no splits.
+    """Return the split of every file of an archive; empty texts if the names tell no splits.
 
-    The first part of the paths that differs between files decides: a folder's name, or a word in a file's name.
+    The first part of the paths that differs decides: a folder's name, or a word in a file's name.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))

@@ -41,10 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the tokens of a document that comes in pieces, without the end token.
-
-        Raises NoTextError if it cannot be encoded.
-        """
+        """Yield a document's tokens without the end token; NoTextError if it cannot be encoded."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
