@@ -81,7 +81,7 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 def set_aside(folder: Path, start: Path) -> list[Path]:
     """Rename the checkpoints that a later resume would take for newer than ``start``; return their new paths.
 
-    The name of an unreadable checkpoint gives its round. Raises OutputError if one cannot be renamed.
+    The name of an unreadable checkpoint gives its round.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)

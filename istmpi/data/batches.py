@@ -36,7 +36,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return the batch of a step; a thread reads the next ``split.ahead`` ones, whose errors wait for their step."""
+        """Return the batch of a step; a thread reads ``split.ahead`` more, whose errors wait for their step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)

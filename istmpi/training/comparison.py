@@ -1,7 +1,7 @@
 """Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
 Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
-all. First every method trains a short round that is not measured, so that no run includes first connections and pages.
+all. First every method trains a short round that is not measured, to make connections.
 """
 
 import gc

@@ -56,8 +56,8 @@ class Prepared:
     ):
         """Check everything on all ranks together, and initialise the network.
 
-        A user's program may pass ``data`` and ``optimizer``, which replace the run's. Raises the same ConfigError or
-        DataError on every rank.
+        ``data`` and ``optimizer`` of a user's program replace the run's. Raises the same ConfigError or DataError on
+        every rank.
         """
         self.optimizer = optimizer
         self.communicator = communicator

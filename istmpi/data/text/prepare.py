@@ -27,7 +27,7 @@ CUT = 0.9
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
     """Read documents: every file, or every line of a .jsonl, whose text has the name ``key``.
 
-    An end token follows each document.
+    An end token follows each.
     """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
