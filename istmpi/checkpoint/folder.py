@@ -1,4 +1,4 @@
-"""The checkpoints of a run's folder: their names, the newest that is valid, which are kept; and what each holds."""
+"""The checkpoints in a run's folder: names, the newest valid one, which ones are kept, and their contents."""
 
 import contextlib
 import dataclasses
@@ -31,17 +31,17 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List all checkpoints of a run's folder, or of the folder of its checkpoints; the last first, by their names."""
+    """List the checkpoints of a run's folder, or of its folder of checkpoints: the network first, then the last."""
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
 
 
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """Find the checkpoint with which training got furthest, among those whose every byte is right. Collective.
+    """Return the checkpoint of the latest round that is valid: its checksums fit. Collective.
 
-    ``note`` is told on rank 0 of each that is passed over. DataError, on every rank, when there are some but none is
-    valid.
+    Returns None if there are no checkpoints. Raises DataError on every rank if there are some but none is valid. On
+    rank 0 ``note`` is called with a message about each invalid one.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -62,7 +62,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
 
 
 def require_valid(path: Path, communicator: Communicator) -> None:
-    """Read a whole checkpoint, each rank a share of it; DataError on every rank when anything is wrong. Collective."""
+    """Verify a checkpoint, each rank a part of it. Raises DataError on every rank if it is damaged. Collective."""
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
 
@@ -79,9 +79,9 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints that would be taken for newer than ``start``; return their new names.
+    """Rename the checkpoints that a later resume would take for newer than ``start``; return their new paths.
 
-    One that cannot be read is where its name says. Raises OutputError.
+    The name of an unreadable checkpoint gives its round.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
@@ -105,7 +105,7 @@ def _position(path: Path) -> tuple[float, float]:
 
 
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
-    """Remove all but the last ``keep`` of the ``valid`` checkpoints; none while fewer are known to be valid."""
+    """Remove all checkpoints except the last ``keep`` of ``valid``; if ``valid`` has fewer, remove nothing."""
     if len(valid) < keep:
         return
     for path in listed(folder):
@@ -134,9 +134,9 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; facts that cannot be read are None, and so is the entry of a file removed since.
+    """Describe one file of a folder; facts that cannot be read are None. Returns None if the file is gone.
 
-    ``local_steps``: of each rank since the start; None where a round is passes over the data.
+    ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """
     facts = {"file": str(path.relative_to(folder)), "bytes": 0, "modified": "", "problem": None}
     facts |= dict.fromkeys(("round", "rounds", "local_steps", "ranks", "method"))

@@ -1,6 +1,6 @@
-"""The format of checkpoints, which docs/formats.md describes: the one place that knows groups and attributes.
+"""The format of checkpoints (docs/formats.md): only this file defines groups and attributes.
 
-Every dataset is contiguous and has its place in the file from the start; istmpi/hdf5.py says what guards a file.
+Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 _LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
-"""Attributes that a file has only where they have other values."""
+"""Default values of attributes; a file has these attributes only if their values differ."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """The training data of a network, as far as they must be known to resume or to predict."""
+    """The facts about a network's training data that resuming or predicting needs."""
 
     source: str
     kind: str
@@ -39,11 +39,11 @@ class DataSummary:
     shape: tuple[Count, ...]
     outputs: Natural
     train: Natural
-    """Training examples; 0 where each rank has its own."""
+    """The number of training examples; 0 if each rank has its own data."""
     labels: Natural
-    """CRC-32 of the training labels; 0 where each rank has its own."""
+    """CRC-32 of the training labels; 0 if each rank has its own data."""
     features: Natural | None = None
-    """CRC-32 of a sample of the training features; 0 where each rank has its own, None in files of version 1."""
+    """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
 
     @property
     def fingerprint(self) -> str:
@@ -58,40 +58,40 @@ class Header:
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]
     round: _Upto
     local_step: _Upto
-    """Local steps done in the round that follows them: the most that any rank has done."""
+    """Local steps done in the round after ``round``: the most of any rank. Always 0 in new files."""
     examples: Natural
     """Examples consumed by all ranks so far, from the data's first batch on: the position in the data."""
     seconds: Annotated[float, Meta(ge=0, le=1e12)]
     bytes: Natural
-    """Bytes that all ranks have handed to MPI so far."""
+    """Bytes that all ranks together have sent through MPI so far."""
     loss: float
     data: DataSummary
     scale: Mapping[str, Positive] = field(default_factory=dict)
-    """Factors of each unit group's contributions in products of the full network that sum over it."""
+    """The factors, by unit group, by which the full network multiplies products that sum over the group."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
     """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
 
     side: _Upto = 0
-    """The side of the images that it was last trained on, if they were downscaled; otherwise 0."""
+    """The side of downscaled images on which the network was last trained; 0 if they were not downscaled."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
 
     temperature: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
-    """The number that divides a classifier's logits before the softmax; 1 where nobody fitted it."""
+    """The number that divides a classifier's logits before the softmax; 1 if it was not fitted."""
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
-    """Shares that change during the run: those of the last trained round and the two behind it, by the number of
-    the first round that has them."""
+    """Shares that change during the run, by the first round that has them: those of the last trained round and of the
+    next two."""
 
     blocks: _Upto = 0
-    """The number of subnets that are the network side by side (evaluate.form); 0 where the full network is."""
+    """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""
 
     frozen: float = 0.0
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """Factors by which the full network multiplies the contributions of each unit group."""
+        """``scale``, with fitted factors in place of its own."""
         return {**self.scale, **self.fitted}
 
     @property
@@ -111,11 +111,11 @@ class Piece:
     shape: tuple[int, ...]
     dtype: str
     values: np.ndarray
-    """This rank's rows, perhaps none: contiguous, of any type with as many bytes."""
+    """This rank's rows, contiguous; there may be none. Any type with the right number of bytes will do."""
     first_row: int = 0
     axes: str | None = None
     blocks: int = 1
-    """Blocks of rows that the checksums are made of: block b has rows ``n*b//blocks`` to ``n*(b+1)//blocks``."""
+    """The number of blocks that have a checksum each: block b has rows ``n*b//blocks`` to ``n*(b+1)//blocks``."""
     block: int | None = 0
     """The number of this rank's block; None for a rank that writes nothing here."""
 
@@ -148,9 +148,9 @@ def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
 def create(
     file: h5py.File, header: Header, pieces: Sequence[Piece], checksums: Sequence[Sequence[np.ndarray]]
 ) -> dict[str, int]:
-    """Make the attributes and every dataset without values; return the place in the file at which each begins.
+    """Write the attributes and create every dataset without values; return the file offset of each dataset.
 
-    ``checksums`` are all ranks' `parts_of_checksums`, for the attributes and the list of datasets to be sealed with.
+    ``checksums`` are all ranks' `parts_of_checksums`; the file's seal covers them, the attributes and the datasets.
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -178,13 +178,13 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
 
 
 def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
-    """Return room for the bytes of a file that are no rows: 400 a dataset, its axes and its path, and some more."""
+    """Return an upper bound for the bytes of a file without the datasets' values."""
     texts = sum(len(str(value)) for value in _attributes(header).values())
     return 2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
-    """Make a header and some pieces in memory; ConfigError for anything that HDF5 or TOML cannot hold."""
+    """Create a file in memory on trial. Raises ConfigError if HDF5 or TOML cannot store its settings or names."""
     try:
         with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
             pieces = with_checksums(pieces)

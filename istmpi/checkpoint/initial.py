@@ -1,6 +1,7 @@
-"""Reads initial weights: from a network of istmpi's, a file of safetensors, or a state dict that torch saved.
+"""Reads initial weights from a network of istmpi, a .safetensors file, or a state dict saved by torch.
 
-Tensors with the name and the shape of a parameter are taken, so that the full network computes the same with them.
+A tensor is used if its name and its shape fit a parameter. Its values are scaled so that the full network computes the
+same as the file's.
 """
 
 import pickle
@@ -26,12 +27,12 @@ CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state d
 SHOWN = 6
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
-"""Keys under which other programs keep a state dict among other things."""
+"""Keys under which other programs save a state dict inside a dictionary."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """The tensors of a file by their names; ``factor`` gives that by which its network multiplies a product."""
+    """The tensors of a file by name; ``factor(name)`` is the factor by which the file's network multiplies a weight."""
 
     shapes: Mapping[str, tuple[int, ...]]
     rows: Callable[[str, int, int], torch.Tensor]
@@ -49,7 +50,7 @@ def _of_istmpi(checkpoint: Checkpoint) -> _File:
 
 
 def _safetensors(path: Path) -> _File:
-    """Open a file of safetensors, or those in a folder, as Hugging Face's libraries write them."""
+    """Open a .safetensors file, or all those in a folder, as Hugging Face's libraries write them."""
     library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
@@ -95,7 +96,7 @@ class Fit:
     path: Path
     fitted: tuple[str, ...]
     weights: tuple[int, int]
-    """Numbers that came from the file, and numbers of the network."""
+    """The count of weights that come from the file, and the count of all weights of the network."""
     missing: tuple[str, ...]
     misshapen: tuple[str, ...]
     """Parameters that have another shape in the file, as ``name (there, here)``."""
@@ -127,11 +128,10 @@ def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None 
 def begin_with(
     path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
 ) -> Fit:
-    """Bring the rows of a store to the values of a file, where names and shapes fit; each rank reads its own rows.
+    """Set the parameters of a store to the values in a file, where names and shapes fit.
 
-    Frozen parameters it reads whole. ``renamed``: beginnings of names in the file, and those in the network.
-
-    Raises DataError for a file that cannot be read, ConfigError where nothing fits.
+    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps beginnings of names in the file
+    to those in the network. Raises DataError if the file cannot be read, ConfigError if nothing in it fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
         fit, sources = _matched(path, file, network, renamed)
@@ -151,7 +151,7 @@ def begin_with(
 
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
-    """Bring a store's rows of these parameters to the values that the constructor makes; each rank makes them all."""
+    """Set a store's rows of these parameters to the constructor's values; each rank constructs the whole network."""
     values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
@@ -161,7 +161,7 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
 def _matched(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
-    """Return the fit of a file to a network, and the file's name of each fitting parameter; ConfigError if none."""
+    """Return the fit of a file to a network, and each fitting parameter's name in the file."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
     shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
@@ -186,7 +186,7 @@ def _matched(
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all that can be given: parameters, and frozen ones of floating-point numbers."""
+    """Return the shapes of all tensors that a file can set: parameters, and frozen floating-point parameters."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
     frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
     shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
@@ -194,7 +194,7 @@ def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in istmpi's exports, where the products of stages have the names of these."""
+    """Return a parameter's name in exported files: a stage's main product has the name of the stage."""
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of any of these kinds, and check a part of istmpi's own; DataError in one line for others."""
+    """Open a file of one of these kinds; of a checkpoint, verify ``part`` of ``parts``. Raises DataError for others."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -228,9 +228,9 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 
 
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
-    """Strip the names in a file of the prefixes of wrappers (module., _orig_mod., model.) where none fits.
+    """Remove prefixes of wrappers (module., _orig_mod., model.) if no name in a file fits.
 
-    Where none fits then, either, the network's class may be a wrapper: its own prefix is put before them.
+    If still none fits, the network's class may itself be a wrapper: put its prefix before the names.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: needs neither MPI nor torch."""
+"""Reads a checkpoint without MPI and torch."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class Tensor:
         return self.dataset.shape
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Read rows ``[last - first, ...]`` as NumPy has them: bfloat16 comes as float32."""
+        """Read rows ``[last - first, ...]``; bfloat16 is returned as float32."""
         with damage_named(self.path):
             return self.dataset[first:last]
 
@@ -68,7 +68,7 @@ class Tensor:
 
 
 class Checkpoint:
-    """An open checkpoint whose structure fits its run; `open_checkpoint` makes it."""
+    """An open checkpoint whose structure fits its run, made by `open_checkpoint`."""
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
@@ -94,14 +94,14 @@ class Checkpoint:
         if not self.header.network:  # an mlp of an earlier version
             return architecture(prod(data.shape), data.outputs, data.task, model)
         code = None
-        if has_table(model.name):  # such code is istmpi's own, and need not be run to be known
+        if has_table(model.name):  # a network of istmpi; code of the user is not run here
             arguments = model.arguments_for(data.task)
             code = user_network(model.name, self.header.shape, data.outputs, arguments, data.task)
         return Architecture(model.name, Table.from_tree(self.header.network), model.dtype, code)
 
     @property
     def calibrated(self) -> bool:
-        """True if all batch normalisations have their moments here, so that a single example can be scored."""
+        """True if the file has the moments of all batch normalisations, so that a single example can be scored."""
         return not self.architecture.batch_norms or bool(self._norms)
 
     @property
@@ -124,7 +124,7 @@ class Checkpoint:
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The mean and deviation ``[outputs]`` to which outputs are relative; None if they are not."""
+        """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; otherwise None."""
         return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
 
     @property
@@ -133,9 +133,9 @@ class Checkpoint:
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors ``[outputs]`` and then the terms that turn outputs into predictions; None if none are needed.
+        """The factors and the terms, each ``[outputs]``, with prediction = factor * output + term; None: no change.
 
-        float64 where there is a `target_offset`.
+        They are float64 if there is a `target_offset`.
         """
         if (offset := self.target_offset) is not None:
             mean, std = self.targets or (0.0, np.ones(len(offset)))
@@ -149,6 +149,7 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
+        """Names of the numbers that the network predicts, such as a table's column of labels; None without names."""
         return self._names("output/names")
 
     @property
@@ -171,18 +172,18 @@ class Checkpoint:
             return {} if text is None else json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
-        """Return the fingerprint of a rank's data where each rank has its own; None in files of version 1."""
+        """Return the fingerprint of a rank's own data; None if ranks share data, and in files of version 1."""
         rows = self._if_there("data/own")
         return None if rows is None else tuple(rows[rank].tolist())
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """Tensors whose values differ from rank to rank: one rank's after the other along axis 0."""
+        """Tensors whose values differ between ranks; the ranks' values are joined along axis 0."""
         return self._below("partial/model/", "partial/optim/")
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """Frozen parameters whose values are not the constructor's."""
+        """Frozen parameters that do not have the constructor's values."""
         return self._below("frozen/")
 
     def array(self, path: str) -> np.ndarray:
@@ -201,9 +202,9 @@ class Checkpoint:
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
     def errors(self, part: int = 0, parts: int = 1, read: Read = lambda nbytes: None) -> Iterator[str]:
-        """Find errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
+        """Yield errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
 
-        ``read`` is told of bytes as they are read, `nbytes` in all.
+        ``read`` is called with the number of bytes of each read; the sum over all parts is `nbytes`.
         """
         with damage_named(self.path):
             yield from self._misfits()
@@ -259,7 +260,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure; DataError in one line for anything that is none."""
+    """Open a checkpoint and check its structure. Raises DataError if the file is not a checkpoint."""
     path = Path(path)
     with damage_named(path):
         if not path.is_file():

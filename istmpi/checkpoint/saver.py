@@ -23,9 +23,9 @@ _CALL = "checkpoint"
 
 
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
-    """Write a checkpoint that appears under its name once it is complete on the disk on all ranks' word. Collective.
+    """Write a checkpoint to a temporary file; rename it to ``path`` when all ranks' parts are on disk. Collective.
 
-    OutputError on every rank when it cannot be written; an older file of that name is then untouched.
+    Raises OutputError on every rank if one cannot write; an older file at ``path`` is then unchanged.
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
@@ -53,11 +53,11 @@ def _output(path: Path) -> Iterator[None]:
 
 
 class Saver:
-    """Commits a run's checkpoints one after the other, by default in the background. Collective, except `close`.
+    """Writes a run's checkpoints one after the other, by default in a thread. Collective, except `close`.
 
     After ``settings.max_failures`` failures in a row the next call raises OutputError. ``start``: the valid checkpoint
-    from which the run resumes. ``communicators_are_made``: by rounds of training; parallel HDF5 makes one for every
-    file, and two threads that make communicators may wait for each other for ever: it then saves in the foreground.
+    from which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5
+    creates one per file, and two threads that do so may deadlock; saving then does not use a thread.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Saver:
                 remove_leftovers(folder)
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        """Take a checkpoint of this state, which may change as soon as this returns."""
+        """Save a checkpoint; ``pieces`` may change as soon as this returns."""
         self.wait()
         if self.background:
             staged = self._stage(pieces)
@@ -111,7 +111,7 @@ class Saver:
             raise outcome
 
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
-        """Take a checkpoint in the foreground, perhaps under a name of its own; OutputError at the first failure."""
+        """Save a checkpoint before this returns, to ``path`` if given. Raises OutputError at the first failure."""
         self.wait()
         path = path or self.folder / name(header)
         with self._communicator.waiting_for_itself(_CALL):
@@ -126,7 +126,7 @@ class Saver:
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """Start one thread for all checkpoints, so that none fails later for want of one; on all ranks or none."""
+        """Start one thread for all checkpoints now, so that no later checkpoint lacks one; on all ranks or none."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
@@ -161,7 +161,7 @@ class Saver:
             self._outcome = error
             if self._communicator.rank == 0 and not last:
                 self._warn(str(error))
-        except BaseException as error:  # to be raised where somebody waits
+        except BaseException as error:  # `wait` raises it
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:

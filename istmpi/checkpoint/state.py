@@ -1,4 +1,4 @@
-"""Turns a rank's rows into pieces of a checkpoint, and back, on any number of ranks."""
+"""Turns a rank's rows into pieces of a checkpoint, and back on any number of ranks."""
 
 import json
 import platform
@@ -22,7 +22,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
-"""A kind of slot in files of earlier versions: the start of a round that was stopped in its middle."""
+"""A kind of slot in files of earlier versions: the weights at the start of a round that was stopped."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -35,7 +35,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 
 
 def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piece]:
-    """Yield the frozen parameters that the constructor does not make, each rank some of their rows."""
+    """Yield this rank's rows of the frozen parameters whose values the constructor does not make."""
     for name in sorted(network.code.given):
         values = network.frozen[name]
         rows, dtype = store.owners.rows(len(values), store.rank), str(values.dtype).removeprefix("torch.")
@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield what prediction needs beside the weights: moments (mean and variance), and `inputs_of` the data."""
+    """Yield the pieces that prediction needs beside the weights: moments (mean and variance), and `inputs_of`."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -88,7 +88,7 @@ def deployment_pieces(
 
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
-    """Yield the tensors that differ from rank to rank between rounds, whole: one block for each rank."""
+    """Yield the whole tensors that differ between ranks after a round: one block for each rank."""
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
@@ -104,12 +104,14 @@ def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
 
 
 def _part(store: ParameterStore, *dataset: Any) -> Piece:
-    """Return the piece of a dataset of which each rank writes a block."""
     return Piece(*dataset, blocks=store.owners.ranks, block=store.rank)
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store; return the values that this rank alone had, none on another number of ranks."""
+    """Fill the store; return the tensors that only this rank had.
+
+    These are empty if the number of ranks has changed, or the checkpoint was saved inside a round.
+    """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
     store.add_slots(slots)
@@ -136,6 +138,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the mean and variance of each batch normalisation; the file has sqrt(variance + epsilon)."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
         epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon

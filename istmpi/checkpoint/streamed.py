@@ -1,4 +1,4 @@
-"""Takes initial weights from a function that yields them on rank 0: no rank holds more than it keeps."""
+"""Distributes initial weights that a function yields on rank 0, one tensor at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,10 +20,10 @@ Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 def begin_with_function(
     source: str, function: Yields | None, network: Architecture, store: ParameterStore, communicator: Communicator
 ) -> list[str]:
-    """Bring a store to the pairs of a name and a tensor that rank 0's function yields; return a report. Collective.
+    """Set a store to the (name, tensor) pairs that a function yields on rank 0; return a report. Collective.
 
-    Each rank gets the rows that it owns, and frozen parameters whole. ``function``: that of the name ``source``, where
-    it is loaded. Raises, on all ranks, DataError where it fails, ConfigError where it yields what does not fit.
+    Each rank gets the rows that it owns, and frozen parameters whole. If ``function`` is None, rank 0 loads it by its
+    name ``source``. Raises on all ranks DataError if it fails, ConfigError if a tensor does not fit.
     """
     on_root, taken = Replicated(network.lengths, communicator.size, (0,)), set()
     pairs = _pairs(source, function, network) if communicator.rank == 0 else iter(())

@@ -1,7 +1,7 @@
-"""Two ways to fill one file from all ranks, with the same bytes: parallel HDF5 (mpio), and past HDF5 (direct).
+"""Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct). The bytes are equal.
 
-Before either, rank 0 lays the file out, with a place for every dataset. They leave a complete, synced file under the
-given name or raise OSError on the ranks where something went wrong.
+Both begin with rank 0, which creates the file and all its datasets. They leave a complete file on disk at the given
+path, or raise OSError on the ranks that failed.
 """
 
 import os
@@ -17,7 +17,7 @@ from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
-"""Bytes of a write at most; older libraries fail on larger ones."""
+"""The most bytes of one write; older libraries fail on larger ones."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
@@ -28,7 +28,7 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """Return the writer to use: the wanted one, or with ``auto`` the first that all ranks have. Collective."""
+    """Return the writer ``wanted``, or for ``auto`` the first that all ranks have. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
@@ -39,7 +39,7 @@ def choose(wanted: str, communicator: Communicator) -> str:
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Every rank by itself, at the datasets' offsets."""
+    """Write on every rank independently, at the datasets' file offsets."""
     offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -54,7 +54,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Write on all ranks together through parallel HDF5; a rank that fails still takes part in every call."""
+    """Write on all ranks together with parallel HDF5; a rank that fails still takes part in every collective call."""
     _lay_out(path, header, pieces, communicator)
     most_rows = np.max(communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
@@ -77,9 +77,9 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 
 
 def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
-    """Let rank 0 make the file with everything but the rows; where in it each dataset begins, on every rank.
+    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank.
 
-    HDF5 is done with its own part of the file then, and no rank's rows can have taken the room for it.
+    HDF5 then needs no more disk space for the file's structure, so that a full disk can only affect rows.
     """
     made: dict[str, int] | OSError = {}
     checksums = communicator.gather_to_root(parts_of_checksums(pieces))
@@ -98,7 +98,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
 def _write_rows(
     dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
 ) -> None:
-    """Write some of this rank's rows, or none: a collective call needs every rank."""
+    """Write rows ``start`` to ``stop`` of this rank's, perhaps none: the call is collective."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
     here = dataset.get_space()

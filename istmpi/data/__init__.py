@@ -1,4 +1,4 @@
-"""Data sets, and each rank's own deterministic stream of batches out of them.
+"""Data sets, and for each rank a deterministic stream of batches from them.
 
-A *stream* is a number: nothing here knows of ranks. Nothing is imported here, for each module its own libraries.
+A *stream* is a number; no module here uses MPI. This file imports nothing: each module loads its own libraries.
 """

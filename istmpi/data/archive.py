@@ -23,12 +23,12 @@ from istmpi.units import counted
 MOST = 256 * MEGABYTE
 LONGEST_LINE = 32 * MEGABYTE
 _DENSEST = 2**20
-"""A compressed byte never unpacks to more; a member that claims it would be looked for without end."""
+"""The most bytes that one compressed byte can unpack to; a tar member that claims more is refused as damaged."""
 _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive, read from its start, without ".gz"; DataError where it is damaged."""
+    """A file of an archive, read from its start, unpacked if it ends in ".gz"; DataError if it is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive
@@ -43,7 +43,7 @@ class Stream:
             yield piece
 
     def lines(self) -> Iterator[bytes]:
-        """Yield its lines with their ends, without a byte order mark."""
+        """Yield the file's lines with their line ends; a byte order mark is removed."""
         mark, line = BOM_UTF8, b"\n"
         while line:
             with self._named_damage():
@@ -59,11 +59,11 @@ class Stream:
 
 
 class Archive:
-    """The regular files of ``path``: their ``names``, sorted, relative to it, with "/" between the parts.
+    """The regular files of ``path``: a folder, a tar file or a single file.
 
-    A tar's links and devices are no files here, nor are names that are absolute, hidden or climb out with ".."; of
-    members with one name the last counts. In ``names`` everything is escaped that is no visible character. ``scratch``
-    is the folder for ``open``'s copies.
+    ``names`` are sorted paths relative to ``path``, with "/" between the parts; invisible characters are escaped.
+    Hidden files are left out. In a tar file, links, devices, absolute paths and paths with ".." are left out, too; if
+    several members have the same name, the last counts. ``open`` puts copies of members into the folder ``scratch``.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -96,7 +96,7 @@ class Archive:
             yield name, content
 
     def streams(self, names: Collection[str]) -> Iterator[Stream]:
-        """Yield files as streams; each is good until the next is asked for."""
+        """Yield files as streams; a stream can be read only until the next one is requested."""
         for name, file in self._files(names):
             yield Stream(name, file, self.path)
 
@@ -106,7 +106,7 @@ class Archive:
             yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file, seekable; a tar file's member is copied to a nameless file."""
+        """Open a file for seeking; a member of a tar file is first copied to a temporary file without a name."""
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():

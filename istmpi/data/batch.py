@@ -17,7 +17,7 @@ class Labels:
 
     offsets: torch.Tensor
     columns: torch.Tensor
-    """Numbers of labels, int64; offsets are ``[b + 1]``."""
+    """The label numbers, int64, of all examples; ``offsets`` is ``[b + 1]``."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -38,10 +38,10 @@ class Labels:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples as a network takes them, `call(network, inputs)`, and its targets."""
+    """Examples as a network takes them, `call(network, inputs)`, and their targets."""
 
     inputs: tuple[Any, ...]
-    """Tensors, or trees of them."""
+    """The network's arguments: tensors, or trees of tensors."""
     targets: torch.Tensor | Labels | Any
     examples: int
 

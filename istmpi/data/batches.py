@@ -4,9 +4,9 @@
     sharded     disjoint random shards that cover all rows; their sizes differ by at most one
     by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
                 Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
-    local       every stream has a file of its own and draws from all of it
+    local       every stream has its own file and draws from all of it
 
-Every stream computes its own rows, without a word from the others.
+Every stream computes its rows without communication.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +20,9 @@ from istmpi.errors import ConfigError, DataError
 
 
 class Batches:
-    """The batches of a stream: its ``rows`` [n] in a fresh order on every pass, the passes laid end to end.
+    """The batches of a stream: its ``rows`` [n], shuffled again for every pass, with the passes joined end to end.
 
-    Batch k is positions k * batch .. (k + 1) * batch - 1 of that, a pure function of (seed, stream, step).
+    Batch k has positions k * batch .. (k + 1) * batch - 1 of this sequence. It depends only on (seed, stream, k).
     """
 
     def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
@@ -36,8 +36,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return a batch; a thread reads those behind it where the split says so, and its errors are raised at their
-        step."""
+        """Return the batch of a step; a thread reads ``split.ahead`` more, whose errors wait for their step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -61,7 +60,7 @@ class Batches:
         return -(-len(self._rows) // self.batch)
 
     def of_pass(self, number: int, place: int) -> Batch:
-        """Return batch ``place`` of a pass, whose last batch is the rest."""
+        """Return batch ``place`` of pass ``number``; the last batch of a pass may be smaller."""
         rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
@@ -90,7 +89,7 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """Return the rows that ``stream`` of ``streams`` may draw: ascending [m] int64; the same on every machine."""
+    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine."""
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
         rows = _sharded(len(labels), stream, streams, seed)
@@ -128,7 +127,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
     """Return shares that sum to one.
 
-    RandomState's streams are guaranteed for ever, those of newer generators only within a version of NumPy.
+    RandomState draws the same numbers in all versions of NumPy; newer generators may change.
     """
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -28,24 +28,23 @@ WORDS = {
     "test": ("test", "testing", "tst"),
     "validation": ("validation", "valid", "val", "dev"),
 }
-"""The names of splits: of folders and files, or words in these, and of arrays."""
+"""Names of each split: as a folder's or file's name, as a word in it, and as part of an array's name."""
 _CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
 class Split(ABC):
-    """Examples that are read by number; by default without labels, shape and normalisation."""
+    """Examples that are read by number; by default without labels, a shape or normalisation."""
 
     ahead = 0
     chosen: np.ndarray | None = None
-    """The places in the data of its examples; None for all."""
+    """Row numbers in the data of this split's examples; None for all rows."""
 
     def places(self, indices: np.ndarray) -> np.ndarray:
         return indices if self.chosen is None else self.chosen[indices]
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds whatever is random in
-        them."""
+        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds random changes."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -63,14 +62,17 @@ class Split(ABC):
         return self
 
     def divided(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
-        """Return training examples and a fraction of them that a seed draws, of each of ``classes``; not copied."""
+        """Return training examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
+
+        With ``classes`` [n], this fraction of each class is held out.
+        """
         train, held = divided(len(self), fraction, seed, classes)
         return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
 
     @property
     @abstractmethod
     def features_checksum(self) -> int:
-        """CRC-32 of the inputs before augmentation, or of a sample that is the same everywhere."""
+        """CRC-32 of the inputs before augmentation, or of a fixed sample of them."""
 
     @cached_property
     def labels_checksum(self) -> int:
@@ -88,20 +90,20 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return all of so many numbers where they are at most ``limit``, else the same sample of them everywhere."""
+    """Return the numbers 0 to ``count - 1`` if they are at most ``limit``; otherwise always the same sample of them."""
     if count <= limit:
         return np.arange(count)
     return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether two shapes have the same features in the same order; axes of length 1 are free."""
+    """Return whether two shapes are equal without axes of length 1, or one is flat with as many features."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe where two conventions of reading differ; a source without one agrees with any."""
+    """Describe the first difference between two ``reading``s in the conventions that both have; empty if none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -114,8 +116,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
-    """Raise DataError for features x [b, features] that are not finite in float32; rows are named ``what``, numbered
-    from ``first`` on."""
+    """Raise DataError if x [b, features] is not finite in float32; messages name rows ``what``, from ``first`` on."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -132,8 +133,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is that of an example, channels first; ``outputs`` counts the classes, or the numbers to predict. The
-    splits apply ``mean`` and ``std`` [features].
+    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, or of numbers to
+    predict. The splits normalise with ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -146,20 +147,20 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation ``[outputs]`` of numbers to predict in batches; None as they are."""
+    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None: they do not."""
     bytes_per_token: float | None = None
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
     assumed: tuple[str, ...] = ()
-    """Decisions that an .npz, used directly, does not settle."""
+    """Assumptions about an .npz that is used without `istmpi prepare`, as texts."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     offset: np.ndarray | None = None
-    """``[features]`` float64 that examples are less than in the source; ``target_offset`` [outputs] likewise."""
+    """Float64 ``[features]`` that was subtracted from examples; ``target_offset`` [outputs], from targets."""
     target_offset: np.ndarray | None = None
     own_task: type[Task] | None = None
     network: type | None = None
     example: tuple[Any, ...] | None = None
-    """The inputs of a batch that no kind of data describes, perhaps trees."""
+    """Inputs of a sample batch, perhaps trees of tensors; only for data that ``shape`` does not describe."""
 
     @property
     def scoring(self) -> type[Task]:

@@ -1,4 +1,4 @@
-"""Files that are an example each, in folders that name their classes and splits; what a reader assumed or left out."""
+"""Reads data in which each file is an example, and its folders name class and split."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user: ``option`` is the command's option that decides otherwise."""
+    """A line for the user; ``option`` is the command's option that changes the decision."""
 
     text: str
     option: str = ""
@@ -32,10 +32,12 @@ class Note:
 
 @dataclass
 class Notes:
+    """Decisions that a reader assumed, and parts of the source that it left out."""
+
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
-    """Conventions by name, of JSON's types, that prediction shares."""
+    """Conventions of the source, such as ``delimiter``, as JSON values; prediction reads its input by them, too."""
 
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))
@@ -63,10 +65,10 @@ class Example:
 
 
 class Decoder(ExitStack):
-    """Decodes files into examples with bounded memory; a context that owns the scratch files.
+    """Decodes files into examples with bounded memory; a context that closes its scratch files at the end.
 
-    Rows go to a nameless file in the folder ``scratch``, because a tar file's order is not that of the names.
-    ``max_bad`` is the share of the files that may be unreadable.
+    Decoded rows go to a temporary file in the folder ``scratch``, because a tar file is not sorted by name.
+    ``max_bad`` is the fraction of the files that may be unreadable.
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
@@ -78,9 +80,9 @@ class Decoder(ExitStack):
     def run(
         self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
-        """Return all examples and their classes' numbers per split, the classes, sorted, and the bad files.
+        """Decode all files; return (examples, class numbers) per split, the sorted classes, and the unreadable files.
 
-        ``decode(name, content)`` gives arrays of one shape and type, or raises BadFileError.
+        ``decode(name, content)`` returns arrays of one shape and type. It raises BadFileError for an unreadable file.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
@@ -134,7 +136,7 @@ def split_of(name: str) -> str:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder above all class folders, or with ``splits`` above train/ and such: "", or a path with a "/"."""
+    """Return the folder of all class folders, or with ``splits`` of train/ and such: "", or a path that ends in "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -145,10 +147,10 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 
 
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
-    """Return the files with these endings, whose folders name their classes, as in torchvision's ImageFolder.
+    """Return the files with these endings as examples; folders name their classes, as in torchvision's ImageFolder.
 
-    A path is SPLIT/CLASS/..., or CLASS/... below the folder that all share, with an empty split; without ``splits``
-    only that. Files in no class folder are skipped.
+    Below the folder that all share, a path is SPLIT/CLASS/... or CLASS/...; without ``splits`` it is always CLASS/...
+    The split of CLASS/... is empty. Files outside class folders are skipped.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)
@@ -178,7 +180,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; those for validation become test examples where there are none."""
+    """Return the examples; validation examples become test examples if there are no test examples."""
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]

@@ -1,7 +1,7 @@
 """The prepared file: one HDF5 file that holds a data set ready to be memory-mapped (docs/formats.md).
 
-The file is opened to learn where the rows lie, closed, and mapped. Everything but `MAPPED` is checked when it is
-opened, a block of these when one of its rows is read for the first time.
+The file is opened to find where the rows are, closed, and memory-mapped. Opening it verifies all checksums except
+those of `MAPPED`; a block of these is verified when one of its rows is first read.
 """
 
 import json
@@ -51,7 +51,7 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
 }
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
-"""Datasets that may be large, and are checked as they are read."""
+"""Names of datasets that may be large; their blocks are verified when they are read."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -144,7 +144,7 @@ class PreparedFile:
 
 
 class FirstRead:
-    """Compares a block of the rows of x with its checksum before it is read for the first time."""
+    """A function that verifies the checksum of a block of x before the block is first read."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
         self._x, self._expected = x.view(np.ndarray), expected
@@ -153,7 +153,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Expect ``length`` rows to be read from each of ``rows`` on; DataError for damage."""
+        """Verify the blocks that contain ``length`` rows from each of ``rows`` on. Raises DataError for damage."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
@@ -168,11 +168,11 @@ class FirstRead:
 
 
 KEPT = 2**31
-"""Bytes of a map up to which a process keeps its pages."""
+"""The largest memory map, in bytes, whose pages a process keeps."""
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, and for a large map let go of its pages, with which a process seems to grow."""
+    """Return ``before``; for a map larger than KEPT, with the release of its pages, which count as process memory."""
     if x.nbytes <= KEPT:
         return before
 

@@ -1,4 +1,4 @@
-"""The test split of data without one, and the validation split of a run."""
+"""Draws the test split of data without one, and the validation split of a run."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,12 +12,12 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 class TestSplit(NamedTuple):
-    """The test split that a run holds out itself by a seed (``data.test``)."""
+    """The setting ``data.test``: a fraction of the data that a run holds out for testing, drawn by a seed."""
 
     fraction: float = 0.0
     seed: int = 0
     required: bool = False
-    """Refuse data that have a test split; else that one is taken."""
+    """Data that already have a test split are refused if true; otherwise their test split is used."""
 
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:
@@ -34,9 +34,7 @@ NO_TEST = TestSplit()
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Return which of ``count`` examples are for testing: [count] bool, one in five, of each class with ``labels``
-    [count].
-    """
+    """Return a mask [count] of the examples for testing: one in five; of each class if ``labels`` [count] is given."""
     mask = np.zeros(count, dtype=bool)
     mask[_drawn(count, labels, "held out", count)[::5]] = count > 1
     return mask
@@ -50,7 +48,7 @@ def _drawn(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray
 def with_test(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return x and y of each split; where there is only ``""`` one in five is a test example."""
+    """Return x and y of each split; of data without splits (key ``""``), one example in five is for testing."""
     if "" in splits:
         x, y = splits[""]
         test = held_out(len(y), y if by_class else None)
@@ -64,7 +62,7 @@ def with_test(
 def divided(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples that stay, and a fraction that a seed draws, of each class with ``labels``."""
+    """Return the numbers of the remaining and the held-out examples: a ``fraction``, of each class with ``labels``."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The meaning of a column of labels: classes, several labels, or numbers to predict."""
+"""Finds out what labels mean: classes, several labels per example, or numbers to predict."""
 
 import numpy as np
 
@@ -16,9 +16,10 @@ def read_labels(
 ) -> tuple[str, tuple[str, ...] | None, Parts]:
     """Return the task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
 
-    Without ``task``, a string, boolean or integer is a class, as is the place of the only 1 in a row of 0 and 1; other
-    such matrices are several labels an example, all else is regression. y is [n] int64, or [n, outputs]: uint8 of
-    several labels, or finite numbers in their own type.
+    If ``task`` is None, the labels decide. Strings, booleans and integers are classes. A matrix of 0 and 1 means
+    classes if each row has a single 1, otherwise several labels per example. Everything else is regression. y is [n]
+    int64 for classes and [n, outputs] uint8 for several labels; for regression it is [n, outputs], finite, in the
+    labels' type.
     """
     tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
     if not decided and task not in tasks:
@@ -57,7 +58,7 @@ def read_labels(
 
 
 def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
-    """Return labels, names without white space at their ends; DataError for an empty one."""
+    """Return labels; names lose white space at their ends. Raises DataError for an empty name."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels

@@ -1,4 +1,4 @@
-"""Mean and deviation of a stream of blocks, and numbers too close together for float32, which are refused."""
+"""Mean and deviation of data in blocks; refuses numbers that are too close together for float32."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from istmpi.units import counted
 
 
 class Normalisation(NamedTuple):
-    """The normalisation of examples: (x - offset, in float64) as float32, less the mean, over the deviation."""
+    """The normalisation of examples: (x - offset - mean) / std; the first difference is float64, the rest float32."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -17,7 +17,7 @@ class Normalisation(NamedTuple):
 
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and deviation of the examples as they are in the data."""
+        """The mean and deviation of examples from which no offset is subtracted."""
         return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
@@ -52,15 +52,15 @@ class Moments:
     def normalisation(self, groups: int) -> Normalisation:
         """Return the mean and the deviation to normalise with.
 
-        The features are ``groups`` runs of equal length with one mean and deviation each; a constant group gets
-        deviation 1.
+        The features form ``groups`` consecutive runs of equal length. The features of a run share one mean and one
+        deviation, which is 1 if the run is constant.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)
         within = self._squares.reshape(groups, -1).mean(axis=1, keepdims=True) / self._count
         between = ((means - mean) ** 2).mean(axis=1, keepdims=True)
         std = np.sqrt(within + between)
-        # Rounding leaves a constant feature a deviation of the order of its last digit.
+        # A constant feature's computed deviation is not zero but a rounding error.
         std[std <= 1e-7 * np.abs(mean)] = 1.0
         features = len(self._mean) // groups
         mean, std = (np.repeat(values, features).astype(np.float32) for values in (mean, std))
@@ -68,11 +68,11 @@ class Moments:
 
 
 NARROW = 2.0**-12
-"""The share of the largest value below which values that float32 rounds are too close."""
+"""Values that float32 rounds are too close together if their range is below this share of the largest value."""
 NARROWEST = 2.0**-19
-"""Likewise where float32 has each of them, but not their mean."""
+"""This limit is for values that are exact in float32, because their mean is not exact."""
 NOISE = 4 * np.finfo(np.float64).eps
-"""Floats that differ by a smaller share of the largest are rounded."""
+"""Float64 values whose range is a smaller share of the largest value are equal but for rounding."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
 NAMED = 5
 
@@ -84,10 +84,10 @@ class Extent:
         self._groups = groups
         self._low = self._high = None
         self._rounded = np.zeros(groups, bool)
-        """Groups of values close together of which some are none of float32."""
+        """Groups whose values are close together, some of them not exact in float32."""
 
     def add(self, x: np.ndarray) -> None:
-        """Take in a block [b, features]; bytes lose nothing and are passed over."""
+        """Add a block [b, features]; bytes are ignored, because float32 represents them exactly."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
         runs = x.reshape(len(x), self._groups, -1)
@@ -117,7 +117,7 @@ class Extent:
 
 
 def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Return x less an offset [features] float64, as float32."""
+    """Return ``x - offset`` as float32, computed in float64; ``offset`` is [features]."""
     return _less(x, offset).astype(np.float32)
 
 

@@ -1,6 +1,7 @@
-"""Plain values and arrays out of a pickle of CIFAR's or Planetoid's: what it names is a stand-in of ours, or refused.
+"""Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-numpy's own names would not do: ``numpy.ndarray`` alone lays an array of objects over any bytes.
+A class or function that the pickle names is replaced with one of this file, or refused. Those of numpy are not safe:
+``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
 import io
@@ -14,13 +15,14 @@ _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, or holds something else than plain values and arrays."""
+    """A pickle that is damaged, or holds other things than plain values and arrays."""
 
 
 def read_pickle(content: bytes, kind: type = object) -> object:
-    """Return the pickled value of a kind: plain ones, and arrays of numbers; PickleError for all else.
+    """Return the pickled value, which must be of type ``kind`` and made of plain values and arrays of numbers.
 
-    Text of Python 2 comes as bytes, a CSR matrix as a dictionary of its arrays.
+    Text of Python 2 is returned as bytes, and a CSR matrix as a dictionary of its arrays. Raises PickleError for
+    anything else.
     """
     try:
         value = _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
@@ -34,7 +36,7 @@ def read_pickle(content: bytes, kind: type = object) -> object:
 
 
 class _Array:
-    """An announced array; its bytes come later, and the pickle may refer to it before."""
+    """An array whose values follow later in the pickle, which may refer to it before."""
 
     values: np.ndarray | dict[str, object] | None = None
 
@@ -62,7 +64,7 @@ class _Matrix(_Array):
 
 
 class _Unused:
-    """The stand-in for names that are arguments of others."""
+    """The replacement for classes that a pickle only passes to other functions, as numpy.ndarray to _reconstruct."""
 
 
 _NAMES = {
@@ -76,7 +78,7 @@ _NAMES = {
 }
 
 
-class _Reader(pickle._Unpickler):  # in Python: that in C makes room for any number of a memo
+class _Reader(pickle._Unpickler):  # the one in Python: the one in C allocates memory for any memo number
     def find_class(self, module: str, name: str) -> object:
         if (key := f"{module} {name}") not in _NAMES:
             raise PickleError(f"it asks for {repr(f'{module}.{name}')[:80]}")

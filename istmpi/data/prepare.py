@@ -1,7 +1,7 @@
-"""The way from the files that data come in to one prepared file.
+"""Turns files of data into one prepared file.
 
-To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS; its
-keyword-only arguments are the options that it takes.
+To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS. Its
+keyword-only arguments are its options.
 """
 
 import inspect
@@ -68,8 +68,8 @@ def prepare(
 ) -> Report:
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
-    ``max_bad`` is the share of files that may be unreadable; ``options`` are those of the kind's reader. Nothing is
-    left behind where it fails.
+    ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. A failure leaves
+    no files behind.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

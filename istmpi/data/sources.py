@@ -59,10 +59,9 @@ def open_dataset(
     ahead: int = 0,
     test: TestSplit = NO_TEST,
 ) -> Dataset:
-    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function, which is
-    run.
+    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function.
 
-    ``{rank}`` in a path stands for ``stream``. ``scoring`` and ``ahead`` are settings of a function.
+    The function is run. ``{rank}`` in a path is replaced with ``stream``. ``scoring`` and ``ahead`` are for functions.
     """
     if is_function(source):
         return open_own(source, stream or 0, scoring, ahead, test)
@@ -87,7 +86,7 @@ def open_dataset(
 
 
 def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
-    """Return the data set of an .npz as it stands, not normalised."""
+    """Return the data set of an .npz, not normalised."""
     notes, source = Notes(), str(path)
     with path.open("rb") as file:
         made = material_of_arrays(with_test_drawn(load_arrays(file, source), source, test), source, notes)

@@ -1,4 +1,4 @@
-"""The writer of prepared files: a file appears whole, every dataset of it guarded by checksums, or not at all."""
+"""Writes prepared files: a file appears only when it is complete, with checksums of every dataset."""
 
 import json
 import os
@@ -20,7 +20,7 @@ VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
 _ROOM = 2**20
-"""Bytes for the structure, and for what HDF5 keeps back of small pieces."""
+"""Bytes reserved for the structure and for HDF5's bookkeeping."""
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, often."""
@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Material:
-    """Data on their way into a prepared file."""
+    """The content of a prepared file that is to be written."""
 
     kind: str
     source: str
@@ -39,14 +39,14 @@ class Material:
     counts: Mapping[str, int]
     attributes: Mapping[str, Any]
     datasets: Mapping[str, Any]
-    """Arrays by their paths, or whatever has a shape, a type and slices."""
+    """Arrays by their paths in the file; any object with shape, dtype and slicing will do."""
     skipped: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a source in another type and with one axis."""
+    """A view of a source as [n, features] in another type; slicing it converts the rows."""
 
     source: Any
     dtype: np.dtype
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some rows of a source, read when they are sliced."""
+    """A selection of a source's rows; slicing it reads them."""
 
     source: np.ndarray
     rows: np.ndarray
@@ -76,7 +76,7 @@ class Chosen:
 
 
 BLOCK = 2**16
-"""Bytes of a block, about: as much as a system reads ahead."""
+"""The approximate bytes of a block that has a checksum: as much as a system reads ahead."""
 
 
 def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Make the prepared file whole or not at all; ``reading`` are conventions by which the source was read."""
+    """Write a prepared file; a failure leaves no file. ``reading`` records the conventions of the source."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0

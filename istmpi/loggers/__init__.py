@@ -1,4 +1,4 @@
-"""``--log``: a run's records told to other programs, by a `Watch` each; a new one is a file here and a line below."""
+"""``--log``: sends a run's records to other programs, by a `Watch` each; a new one is a file and a line in LOGGERS."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOGGERS = {
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Refuse, with a DataError, a logger whose library is not there; nothing is imported."""
+    """Raise DataError if a logger's library is not installed; nothing is imported."""
     for name in names:
         if find_spec(name) is None:
             raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    """The loggers of these names, each once."""
+    """Make the loggers of these names, each once."""
     return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}

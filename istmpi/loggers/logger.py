@@ -1,4 +1,4 @@
-"""The base of the loggers, and a watch with loggers beside it, none of which is a reason for a run to fail."""
+"""The base class of loggers, and a watch with loggers; an error in a logger does not end the run."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from istmpi.training.watch import Watch
 
 
 class Logger(Watch):
-    """A watch that tells another program of one run after the other; a run that goes on has the log that it had."""
+    """A watch that sends runs' records to another program; a resumed run continues its log there."""
 
     name = ""
 
@@ -25,7 +25,7 @@ class Logger(Watch):
 
 
 def figures(progress: Progress) -> dict[str, float]:
-    """The numbers of a record but for the round, in groups: the programs draw names with the same prefix together."""
+    """Return the numbers of a record without the round; a prefix groups names, which programs plot together."""
     numbers = {name: value for name, value in progress.record().items() if not isinstance(value, str)}
     del numbers["round"]
     return {_grouped(name): value for name, value in numbers.items()}
@@ -42,7 +42,7 @@ LOGGED = ("started", "progressed", "finished", "closed")
 
 
 class LoggedWatch:
-    """A watch that passes everything on, also to loggers of the runs; one that raises is switched off and named."""
+    """Passes every call to a watch and to loggers; a logger that raises is switched off and reported."""
 
     def __init__(self, watch: Watch, loggers: Mapping[str, Watch]):
         self._watch, self._loggers = watch, dict(loggers)
@@ -53,7 +53,7 @@ class LoggedWatch:
             for name, logger in list(self._loggers.items()) if event in LOGGED else ():
                 try:
                     getattr(logger, event)(*about)
-                except Exception as error:  # a library's, or that of the place where it writes: nobody knows which
+                except Exception as error:  # from the library or the place where it writes
                     del self._loggers[name]
                     words = shorten(reason(error), LONGEST_REASON, placeholder=" ...")
                     self._watch.noticed(f"--log {name} is switched off: {words}. The run continues.")

@@ -1,4 +1,4 @@
-"""The records as a run of MLflow, where MLFLOW_TRACKING_URI says."""
+"""Sends the records to MLflow, to the place in MLFLOW_TRACKING_URI."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 
 AT_ONCE = 1000
-"""Metrics that MLflow takes in one call; parameters, of which it takes 100, are told one by one."""
+"""The most metrics in one call of MLflow; parameters (at most 100 in a call) are sent one by one."""
 
 
 class MLflow(Logger):
-    """Steps are rounds; a run that goes on is the one that it was, and rounds that it has are not told again."""
+    """Steps are rounds. A resumed run continues the same MLflow run; rounds that it has already are not sent again."""
 
     name = "mlflow"
 

@@ -1,4 +1,4 @@
-"""The records as TensorBoard's events, in the folder ``tensorboard`` of the run's folder."""
+"""Writes the records as events of TensorBoard, in the folder ``tensorboard`` of the run's folder."""
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
@@ -10,7 +10,7 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """Steps are rounds; what an earlier job logged of rounds that are run again is taken back."""
+    """Steps are rounds. Records of an earlier job are removed for rounds that are run again."""
 
     name = "tensorboard"
 
@@ -27,7 +27,7 @@ class TensorBoard(Logger):
     def progressed(self, progress: Progress) -> None:
         for name, value in figures(progress).items():
             self._writer.add_scalar(name, value, progress.round, walltime=progress.time)
-        self._writer.flush()  # who looks on sees each round when it is done
+        self._writer.flush()  # so that each round is visible when it is done
 
     def closed(self, error: IstmpiError | None) -> None:
         self._writer.close()

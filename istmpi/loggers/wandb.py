@@ -1,4 +1,4 @@
-"""The records as a run of Weights & Biases; its environment variables say where they go."""
+"""Sends the records to Weights & Biases; its environment variables set the destination."""
 
 import os
 
@@ -12,7 +12,7 @@ from istmpi.training.progress import Progress
 
 
 class WeightsAndBiases(Logger):
-    """Its own files lie in the folder ``wandb`` of the run's folder; a run that goes on has the identifier it had."""
+    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run keeps its identifier."""
 
     name = "wandb"
 

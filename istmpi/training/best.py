@@ -1,4 +1,4 @@
-"""The best score on the validation split so far, and the end of patience without a better one."""
+"""The best score on the validation split so far, and the number of evaluations without a better one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from istmpi.errors import ConfigError
 
 
 class Best:
-    """A watch over evaluations, told of them in order; of equal scores the first is the best."""
+    """Keeps the best of scores that are passed in order; the first of equal scores is the best."""
 
     def __init__(self, higher_is_better: bool, patience: int):
         self._higher, self._patience = higher_is_better, patience
@@ -19,10 +19,9 @@ class Best:
 
     @staticmethod
     def of(run: Run, data: Dataset) -> Best | None:
-        """Return the best score to watch if a run scores the validation split while it trains; otherwise None.
+        """Return a new object if the run scores the validation split during training; otherwise None.
 
-        A run does so where it holds examples out and a setting uses their score. ConfigError where a setting asks
-        for a split that is not there.
+        A run does so if it has that split and a setting uses the score. Raises ConfigError if the split is missing.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
         reasons += ["checkpoint.best = true"] * run.checkpoint.best
@@ -43,7 +42,7 @@ class Best:
         """Rounds done when the best score was reached; None before the first evaluation."""
         self.score: float | None = None
         self.without_better = 0
-        """Evaluations since then."""
+        """The number of evaluations since then."""
 
     def take(self, round: int, score: float) -> None:
         better = self.score is None or (score > self.score if self._higher else score < self.score)

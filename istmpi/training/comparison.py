@@ -1,7 +1,7 @@
 """Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
 
-Repeats take the run's seed and those after it. Methods run A B C A B C, so that a disturbance of the machine meets all.
-Beforehand every method trains a short round that is thrown away: none pays for first connections and first pages.
+Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
+all. First every method trains a short round that is not measured, to make connections.
 """
 
 import gc
@@ -26,10 +26,10 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
 EVALUATIONS = 20
-"""Evaluations of a run that sets none: more than `istmpi train` takes, for a finer time to a target."""
+"""The number of evaluations by default: more than `istmpi train` makes, for a finer time to a target."""
 REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
 REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
-"""Settings of the shortest possible round that still has everything that takes memory."""
+"""Settings of the shortest round that still uses all memory."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Turn:
 
 
 class ComparisonWatch(Watch):
-    """A watch on rank 0 over a comparison; the inherited methods are called for the run whose turn it is."""
+    """A watch on rank 0 over a comparison; the inherited methods are called for the current run."""
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        """Take note that a run begins, with its number from 1."""
+        """Take note that a run begins; it has this number, from 1, of ``count``."""
 
     def skipped(self, turn: Turn) -> None:
         """Take note that an earlier job has finished this run."""
@@ -63,11 +63,11 @@ class ComparisonWatch(Watch):
 
 
 class Comparison:
-    """The runs of one comparison; making it checks what can be checked at once. Every method is collective.
+    """The runs of one comparison. Every method is collective; the constructor checks the settings.
 
-    The runs go to ``run.output.folder``, each in a folder of its own, or to the first of runs/compare-NAME,
-    runs/compare-NAME-2, ... that is free or has this very comparison, whose finished runs are not run again.
-    ``deadline`` and ``signals`` are those of `run_training`, for all runs together.
+    Each run has a subfolder of ``run.output.folder``. The default folder is the first of runs/compare-NAME,
+    runs/compare-NAME-2, ... that is free or has this same comparison; its finished runs are not repeated. ``deadline``
+    and ``signals`` are as for `run_training`, for all runs together.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Train a local step (fedavg: pass) of every method that has a run left; UserError where one cannot."""
+        """Train one local step (fedavg: one pass) of every method that has unfinished runs."""
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1
@@ -101,15 +101,15 @@ class Comparison:
                 for _ in Training(short, self._communicator, self._stop).rounds():
                     pass
             except DivergedError:
-                pass  # its run will tell
+                pass  # its run reports it
             except UserError as error:
                 error.args = (f"{turn.method}: {error}",)
                 raise
 
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
-        """Run what is not finished yet; returns the errors of runs that failed, by the names of their folders.
+        """Carry out all unfinished runs; return the errors of failed runs by the names of their folders.
 
-        Raises StoppedError on every rank, with all results saved; a comparison made anew resumes from there.
+        Raises StoppedError on every rank if stopped, with all results saved; a new `Comparison` resumes from there.
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()

@@ -1,4 +1,4 @@
-"""``train.epochs``: the length of a run in passes over the data, as rounds."""
+"""Converts ``train.epochs``, the length of a run in passes over the data, to rounds."""
 
 from fractions import Fraction
 from math import ceil
@@ -11,10 +11,10 @@ from istmpi.methods import METHODS
 
 
 def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:
-    """Return the run with as many rounds as its epochs take, if it has any; collective with a communicator.
+    """Return the run with ``train.rounds`` set from its epochs, or unchanged if it sets no epochs.
 
-    That is ceil(epochs * examples of the rank that has most / (local steps * batch)), with fedavg ceil(epochs /
-    method.epochs).
+    Rounds are ceil(epochs * examples / (local steps * batch)), with the examples of the rank that has most; for fedavg
+    they are ceil(epochs / method.epochs). Collective with a communicator.
     """
     epochs, settings, method = run.train.epochs, run.data, run.method
     if epochs is None:

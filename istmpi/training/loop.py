@@ -1,4 +1,4 @@
-"""Trains on every rank: round by round, with evaluations; its state can be saved and taken over."""
+"""Trains on every rank, round by round, with evaluations; saves its state and resumes from it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from istmpi.training.share_log import followed
 
 
 class Training(Prepared):
-    """A run that is set up on every rank; iterate over `rounds` to carry it out. Collective throughout."""
+    """A run that is set up on every rank; iterate over `rounds` to train. All methods are collective."""
 
     def rounds(self) -> Iterator[Progress]:
-        """Run the rounds that are left, one by one; DivergedError on every rank when the loss stops being finite.
+        """Run the remaining rounds, and yield the progress after each one.
 
-        A stop that was asked for ends training early; the present round is finished or dropped.
+        A requested stop ends training early; the current round is finished or dropped. Raises DivergedError on every
+        rank if the loss is not finite.
         """
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
@@ -68,9 +69,9 @@ class Training(Prepared):
         self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
     def attempt(self) -> Generator[int, None, bool]:
-        """Run a round; yield the number of each local step, which the caller takes. Return False when it was dropped.
+        """Run a round: yield the number of each local step, which the caller must carry out before it continues.
 
-        Time outside the clock's phases is `other`.
+        Returns False if the round was dropped. Time outside all other phases of the clock counts as `other`.
         """
         self._have_the_right_size()
         method, number = self.method, self.rounds_done
@@ -118,7 +119,7 @@ class Training(Prepared):
                 raise
 
     def arrange(self, number: int) -> None:
-        """Score the network in the run's form, where that depends on the deal of a round. Collective."""
+        """Let the evaluator score the run's form of the network, with subnets as in round ``number``. Collective."""
         form = self.evaluator.form_of_run
         if form != "merged":
             self.evaluator.arrange(self.method.holders(number), form)
@@ -138,14 +139,15 @@ class Training(Prepared):
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def not_finite(self) -> str:
-        """Return a value of the network that is not finite on some rank; empty where all are finite. Collective."""
+        """Describe a value of the network that is not finite on some rank; empty if all are finite. Collective."""
         self.method.publish()
         return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
-        """Return this rank's part of all that training resumes from, perhaps ``calibrated``. Collective.
+        """Return the header and this rank's pieces of a checkpoint. Collective.
 
-        Raises DivergedError on every rank where a value is not finite.
+        ``calibrated``: with moments of batch normalisations and a classifier's temperature, for prediction. Raises
+        DivergedError on every rank if a value is not finite.
         """
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
@@ -191,9 +193,9 @@ class Training(Prepared):
         )
 
     def resume(self, path: Path) -> list[str]:
-        """Take over a checkpoint of any number of ranks; return the settings that changed since.
+        """Resume from a checkpoint of any number of ranks; return the differences from its run.
 
-        Raises ConfigError on every rank when it belongs to another run.
+        Raises ConfigError on every rank if it belongs to another run.
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header

@@ -1,6 +1,6 @@
-"""Measures what a cluster's network and ranks can do, as a `Cluster` for the cost model. Collective; bounded in time.
+"""Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model. Collective; bounded in time.
 
-Every figure is the median over repetitions of the slowest rank's time, with all ranks at work at once as in training.
+Every figure is the median over repetitions of the slowest rank's time, while all ranks work at once as in training.
 """
 
 import time
@@ -40,9 +40,9 @@ MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
-"""Elements of a factor of a product: a convolution, seen as a product, has a row for each position of each example."""
+"""The most elements of a factor of a product; a convolution's has a row for each position of each example."""
 _NOISE = 0.1
-"""The least fraction of the time that is left to the rest: fits need positive numbers."""
+"""The least fraction of a time that remains after subtracting known parts, because fits need positive numbers."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
@@ -50,7 +50,7 @@ STEPS, STEP_ROUNDS = 10, 4
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
-    """Measure the cluster of this job's ranks, at the shapes of a run's subnets; the same result on every rank."""
+    """Measure this job's ranks with the shapes of the run's subnets; return the same result on every rank."""
     with communicator.on_this_host() as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
@@ -80,7 +80,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work, the first time left out; short work is repeated without a pause, as steps are."""
+    """Measure the seconds of work without the first call; short work is repeated without a pause, like steps."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
@@ -100,9 +100,9 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit nonnegative coefficients of the columns to the seconds by relative errors; return them, and the median error.
+    """Fit seconds by columns with nonnegative coefficients; return these, and the median relative error.
 
-    A coefficient that would be negative is zero and the others are fitted anew.
+    The fit minimises relative errors. A coefficient that would be negative is set to zero, and the rest fitted again.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
@@ -210,20 +210,20 @@ def _products(
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Return rows, inputs and outputs of a run's products with the most FLOPs; long ones with fewer rows."""
+    """Return (rows, inputs, outputs) of the run's products with the most FLOPs; rows are limited by MOST_ELEMENTS."""
     shapes = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
             rows *= run.train.batch**operator.examples
-            if inputs:  # otherwise it looks up
+            if inputs:  # 0 for a look-up
                 shapes.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
     largest = sorted(dict.fromkeys(shapes), key=prod)[-MOST_SHAPES:]
     return [shape for shape in dict.fromkeys(shapes) if shape in largest]
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartCost]:
-    """Yield the networks to measure: the whole one, and the largest subnets at P/2, P and 2P that can be built."""
+    """Yield the networks to measure: the whole one, and the largest subnets for P/2, P and 2P ranks if usable."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
@@ -243,10 +243,10 @@ def _finish(device: torch.device) -> None:
 def _touch(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device, speed: float, product: float
 ) -> tuple[float, dict[str, Any]]:
-    """Measure the seconds per byte that a step touches: steps of a run's subnets without their products.
+    """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract their products.
 
-    They include memory that is fresh in every step, and weights that the last product drove out of the caches. Tokens,
-    sparse rows and graphs cannot be made up: all that such a step takes beside its products counts as fixed.
+    Steps include newly allocated memory, and weights that products have displaced from the caches. Returns 0 for
+    tokens, sparse rows and graphs, whose inputs cannot be invented; the rest of such a step counts as fixed time.
     """
     code = getattr(architecture, "code", None)
     if architecture.nodes[1] or (code and (code.tokens or code.sparse)):
@@ -273,7 +273,7 @@ def _touch(
 
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train so many rounds; return their plan, and the slowest rank's median seconds of each phase after the first."""
+    """Train rounds; return the run's cost, and by phase the slowest rank's median seconds after the first round."""
     training = Training(run, communicator)
     clock, spent = training.clock.seconds, []
     for number in range(rounds):
@@ -289,9 +289,9 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float, float]:
-    """Measure the fixed seconds of a step, a transfer and a round, with a run of next to no network.
+    """Return FLOP/s and the fixed seconds of a step, a transfer and a round, measured with a tiny network.
 
-    FLOP/s and step are the run's, if its data are here.
+    If the run itself can train here, FLOP/s and the step's seconds come from it.
     """
     with communicator.agreed():
         tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})

@@ -1,4 +1,4 @@
-"""Builds a run's network, the same on every rank: rank 0 examines one of the user's own and sends its table."""
+"""Builds a run's network, the same on every rank; rank 0 inspects a network of the user and sends its table."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from istmpi.models.user import UserNetwork
 
 EXAMPLES = 16
-"""Examples of the training data on which a network is tried before it is trained."""
+"""The number of training examples on which a network is tried before training."""
 COMPARED = 4096
-"""The number of outputs for these examples that are compared among the ranks."""
+"""The most outputs for these examples that are compared between ranks."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
     """Return the network of a run for these data. Collective.
 
-    Raises the same ConfigError on every rank for one that cannot be trained, or that is another one on some rank.
+    Raises the same ConfigError on every rank if it cannot be trained, or differs between ranks.
     """
     from istmpi.training.proof_cache import recall, remember
 
@@ -52,7 +52,7 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
         except ConfigError:
             if table is not None:
                 raise
-            # it may be another network by now, for a reason that its source does not tell: look again
+            # the remembered table may be out of date although the source is the same: inspect again
     with communicator.agreed():
         if communicator.rank == 0:
             from istmpi.models.large import inspected
@@ -92,12 +92,12 @@ def _require_same_outputs(
     made: torch.Tensor,
     communicator: Communicator,
 ) -> None:
-    """Refuse, with a ConfigError, a forward whose outputs for the same batch and weights differ on some rank.
+    """Raise ConfigError if a rank's forward gives other outputs than rank 0's for the same batch and weights.
 
-    Outputs that differ between two turns of one rank, too, are random, and prove nothing.
+    Outputs that also differ between two calls on one rank are random; they are not refused.
     """
     if run.data.placement == "local":
-        if data.example is None:  # examples stay on their rank: made-up ones are the same on all
+        if data.example is None:  # data differ between ranks, but invented examples are the same on all
             inputs = network.code.examples(EXAMPLES, made.dtype)
         elif data.network is None:
             return
@@ -128,13 +128,13 @@ def _some(outputs: torch.Tensor) -> np.ndarray:
 
 
 def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
-    """Compare outputs up to rounding: kinds of processors add in different orders."""
+    """Compare outputs up to rounding, because different processors add in different orders."""
     largest = abs(other).max(initial=0)
     return outputs.shape == other.shape and bool(abs(outputs - other).max(initial=0) <= 1e-3 * largest)
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return the network of a run for these data, found in this process alone; ConfigError as in training."""
+    """Return the network of a run for these data without other ranks. Raises ConfigError as in training."""
     from istmpi.models.table import Table
 
     code = _code(run, data)
@@ -165,7 +165,7 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
-    """Return the table of a network that needs no inspection; None for another."""
+    """Return the table of a network of istmpi, which needs no inspection; None for a network of the user."""
     if not has_table(code.name):
         return None
     if not data.outputs:

@@ -1,4 +1,4 @@
-"""Sets a run up on every rank: checks everything, opens its data, makes its network and its method."""
+"""Sets up a run on every rank: checks everything, opens its data, makes its network and its method."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = 2**16
 
 
 class Prepared:
-    """A run on every rank: its data, network, store, and the method of its next round. Collective throughout."""
+    """A run on every rank: its data, network, store, and the method of its next round. All methods are collective."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Prepared:
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
     ):
-        """Check everything that can be checked, on all ranks together, and initialise the network.
+        """Check everything on all ranks together, and initialise the network.
 
-        ``data`` and ``optimizer``: those of a user's program, in place of the run's. Raises the same ConfigError or
-        DataError on every rank.
+        ``data`` and ``optimizer`` of a user's program replace the run's. Raises the same ConfigError or DataError on
+        every rank.
         """
         self.optimizer = optimizer
         self.communicator = communicator
@@ -86,12 +86,12 @@ class Prepared:
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
         self.init: Yields | None = None
-        """A program's function that yields weights to begin with."""
+        """A function of the user's program that yields initial weights."""
         self.begun: list[str] = []
-        """The report of the weights with which the run began."""
+        """The report about initial weights that were loaded."""
         self._temperature = 1.0
         self.calibrated_after: int | None = None
-        """The round after which moments were calibrated."""
+        """The number of rounds done when the moments of batch normalisations were last computed."""
         self.score_name = self.dataset.scoring.score
         with communicator.agreed():
             network = self.architecture
@@ -109,7 +109,7 @@ class Prepared:
         self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
-        """Go on with other settings of a program: the number of rounds, the folder. Collective, between two rounds."""
+        """Continue with other settings: the number of rounds, the folder. Collective; between two rounds."""
         self.stop, self.told_to_end = stop, False
         with self.communicator.agreed():
             self.run = run.with_implied()
@@ -173,7 +173,7 @@ class Prepared:
         self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
-        """Change to the size of images on which the next round trains. Collective."""
+        """Change to the image size of the next round. Collective."""
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
         if size is self.size:
             return
@@ -184,7 +184,7 @@ class Prepared:
         self._go_on_at(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
-        """Return the run with its present method, and the round since which optimizer state is kept."""
+        """Return the run with the method of the current phase, and the round since which optimizer state is kept."""
         first, since, kept = 0, 0, True
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
@@ -199,7 +199,7 @@ class Prepared:
         self.store.add_slots(kept)
 
     def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
-        """Return the method of the next round with its slots in the store; ``before`` itself where it stays."""
+        """Return the method of the next round, with its slots in the store; ``before`` if it does not change."""
         run, since = self._phase()
         if before and before.job.run is run:
             return before
@@ -233,14 +233,14 @@ def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float
     spec = spec_of(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     least = spec.least(run, network)
-    # Each rank has that share of a group's units: more than a P-th where several hold the same.
+    # The share of a group's units that each rank has: more than 1/P if several ranks hold the same units.
     return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
 
 
 def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
-    """Return data with targets of mean 0 and deviation 1 over the training examples, if a run wants that. Collective.
+    """Return data with standardised targets, if the run asks for them. Collective.
 
-    Examples of all ranks count where each rank has its own.
+    Mean and deviation are those of the training examples: of all ranks, if each rank has its own.
     """
     if not data.scoring.predicts_numbers or not run.data.standardise:
         return data

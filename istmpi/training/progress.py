@@ -1,4 +1,4 @@
-"""The work of all ranks of a run, added up round by round, and its line of metrics.jsonl."""
+"""Adds up the work of all ranks round by round, and makes the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 
 
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
-"""Phases of a round; all others are its exchange."""
+"""Phases of a round without communication; all other phases count as exchange."""
 WORTH_SAYING = 0.05
-"""The least fraction of longer local steps, and of the others' waiting time, for which a rank is named."""
+"""A slow rank is reported if `Slowest.slower` and `Slowest.waited` are at least this."""
 
 
 @dataclass(frozen=True)
 class LastRound:
+    """Measurements of one round of training, the last one done."""
+
     seconds: float
-    """Seconds on the slowest rank, from when all have come to it."""
+    """Seconds on the slowest rank, from the moment when all ranks have reached the round."""
     bytes: int
     examples: int
     phases: Mapping[str, float]
-    """Seconds by phase, the mean over ranks; rank 0's for `evaluate` after the round and `save` before it."""
+    """Seconds by phase, the mean over ranks; for `save` before the round and `evaluate` after it, this rank's own."""
     compute: tuple[float, ...]
     wait: tuple[float, ...]
-    """Each rank's seconds at the end of the local steps until all others were there."""
+    """Each rank's seconds of waiting for the others after its local steps."""
     exchange: tuple[float, ...] = ()
     background: float = 0.0
-    """Seconds of sending in the background, the mean over ranks; waiting for it counts in its phase as well."""
+    """Seconds of communication in the background, the mean over ranks; waiting for it is also in ``phases``."""
     shares: tuple[float, ...] = ()
-    """Relative amounts that the ranks were dealt, where shares follow the measured times."""
+    """The share of each rank in this round, if shares follow measured times; otherwise empty."""
 
     @staticmethod
     def of(
@@ -76,9 +78,9 @@ class Slowest:
     rank: int
     host: str
     slower: float
-    """The fraction by which its local steps take longer than the median of the others'."""
+    """The fraction by which its local steps take longer than the median of the other ranks."""
     waited: float
-    """The fraction of the time that the others wait for it, the mean over them."""
+    """The fraction of the time that the other ranks wait for it, on average."""
 
     def __str__(self) -> str:
         return (
@@ -87,14 +89,14 @@ class Slowest:
 
 
 class Pace:
-    """The ranks' seconds of local steps so far, and the seconds of all of these rounds."""
+    """Each rank's seconds of local steps so far, and the total seconds of these rounds."""
 
     def __init__(self) -> None:
         self._compute: list[float] = []
         self._seconds = 0.0
 
     def add(self, compute: Sequence[float], seconds: float) -> None:
-        """Add a round; one in which a rank did not train is left out, for it says nothing about slow ranks."""
+        """Add a round; it is ignored if a rank did not train in it."""
         if not all(compute):
             return
         if len(compute) != len(self._compute):
@@ -121,7 +123,7 @@ class Tally:
         self.counts = Counts(0, 0, 0.0, 0, 0.0)
         """Counts of all ranks, as of the last exchange."""
         self._began = 0.0, 0
-        """The time when the present round began, and this rank's sent bytes until then."""
+        """The time when the current round began, and this rank's sent bytes until then."""
         self.last_round: LastRound | None = None
         self.pace = Pace()
         self._before: dict[str, float] = {}
@@ -133,14 +135,14 @@ class Tally:
         self.counts, self.last_round, self.pace = counts, None, Pace()
 
     def begin(self) -> None:
-        """Begin a round when all ranks have come to it. Collective."""
+        """Begin a round when all ranks have reached it. Collective."""
         self._saving = self.since_the_round("save")
         self._communicator.barrier()
         self._began = time.perf_counter(), self._communicator.traffic.bytes
         self._before, self._beside = dict(self._clock.seconds), self._clock.background
 
     def end(self, examples: int) -> LastRound:
-        """Return what the round took: as long as on the slowest rank; this rank saw ``examples`` in it. Collective."""
+        """End a round, in which this rank used ``examples`` examples; return its measurements. Collective."""
         start, sent = self._began
         took = time.perf_counter() - start
         phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
@@ -163,11 +165,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run after a round; evaluations count neither in its seconds nor in its bytes."""
+    """The state of a run after a round; its seconds and bytes do not include evaluations."""
 
     round: int
     local_steps: int
-    """Local steps done by a rank that takes part in every round."""
+    """The local steps of a rank that takes part in every round."""
     examples: int
     seconds: float
     bytes: int
@@ -180,11 +182,11 @@ class Progress:
     last_round: LastRound | None = None
     time: float = field(default_factory=time.time)
     validation: Score | None = None
-    """The score on the validation split, where a run uses one; the test split is then scored at the end."""
+    """The score on the validation split, if the run uses one; the test split is then scored only at the end."""
     slowest: Slowest | None = None
-    """The rank that held up the others in the rounds of this job; None where none did noticeably."""
+    """The rank for which the others waited in this job; None if they did not wait noticeably."""
     evaluating: float = 0.0
-    """The fraction of this job's time so far, on this rank, that went into evaluations."""
+    """The fraction of this rank's time in this job that evaluations took."""
 
     def record(self) -> dict[str, str | int | float]:
         line = {"time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds")}

@@ -1,9 +1,9 @@
-"""Remembers proofs about networks of the user's own, in a folder of the user's own.
+"""Remembers the inspected tables of the user's networks in a folder of the user.
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
-A table is taken again only if everything that it was made from is the same. Files that cannot be read, or that others
-may write to, count as missing. The folder may be deleted at any time.
+A table is used again only if everything from which it was made is the same. Files that cannot be read, or that other
+users may change, are ignored. The folder may be deleted at any time.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ KEPT = 200
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
-    """Return the tree of a network's table from before (`Table.tree`); None where there is none to trust."""
+    """Return the remembered table of a network, as `Table.tree`; None if there is none that can be trusted."""
     facts = _facts(network)
     try:
         if (path := _path(facts)) is None or not _private(path):

@@ -1,6 +1,7 @@
-"""Trains on small images first: makes network and data at each size, and carries parameters from one to the next.
+"""Trains on small images first: makes network and data for each image size.
 
-Parameters whose shapes do not depend on the size are carried, with their optimizer state; others start anew.
+Parameters whose shapes do not depend on the size keep their values and optimizer state at the next size; the others are
+initialised again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ class Size:
     """A run's network and data at one size of images, on one rank."""
 
     side: int
-    """The side of the images; 0 for images as they are in the data."""
+    """The side of the images; 0 for images that are not downscaled."""
     architecture: Architecture
     dataset: Dataset
     batches: Batches
@@ -39,11 +40,11 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """Return all sizes that a run trains on, by their sides. Collective; ConfigError on every rank on failure."""
+    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
-        # The targets of data of the user's own are in examples that take long to read.
+        # Labels of a user's data set are slow to read, because all examples must be read.
         labels = data.train.labels() if settings.placement == "by-label" else data.train
         rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
     sizes = {}
@@ -79,10 +80,9 @@ def require_resizable(run: Run, network: Architecture) -> None:
 
 
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
-    """Return the store of a network for another size; it shares the tensors that do not depend on the size.
+    """Return the store of a network for another size; tensors whose shapes fit are shared with ``store``.
 
-    The others have their initial values, from which an outer step counts their change. Slots of carried parameters
-    stay, others are zero.
+    Other parameters get their initial values. Slots of shared parameters are kept; the others are zero.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)
@@ -104,7 +104,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
 def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
-    """Return the parameters of another size's network that start anew: those with other axes or another shape."""
+    """Return the names of parameters in ``network`` that have other axes or another shape than in ``parameters``."""
 
     def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
         return each and (each.pattern, each.pattern.shape(lengths))

@@ -37,14 +37,13 @@ def run_training(
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    ``watch`` and ``deadline`` count on rank 0 alone. ``resume``: a checkpoint or the folder of a run to resume from,
-    ``auto`` for this run's own folder if there is something in it; without it the folder must be new. Checkpoints that
-    lie beyond are set aside. The run stops early at the ``deadline`` (Unix time), on a file STOP in its folder and,
-    with ``signals``, on signals to the process; or on ``stop`` in place of all these. Returns None when there was
-    nothing left to do.
+    Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, the folder of a run, or ``auto`` for
+    this run's own folder, which may be empty; without it the folder must be new. Newer checkpoints than the one resumed
+    from are renamed. The run stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and, with
+    ``signals``, on signals to the process; ``stop`` replaces all these. Returns None if nothing was left to do.
 
-    Raises, on every rank, ConfigError or DataError before anything is trained; StoppedError and DivergedError with all
-    that was reached saved; OutputError when a result cannot be written.
+    Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError after saving the
+    result so far; OutputError if a result cannot be written.
     """
     begin = partial(Training, run, communicator)
     with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, record):
@@ -66,9 +65,9 @@ def recorded(
     signals: bool,
     stop: StopSign | None = None,
 ) -> Iterator[tuple[Training, RunRecord | None]]:
-    """Set a run up in its folder, as `run_training` does; yield it and its record, None if nothing is left to do.
+    """Set up a run in its folder, as for `run_training`; yield the training that ``begin`` makes, and its record.
 
-    ``begin`` makes the training. A loss that is no longer finite is raised with the last finite network saved.
+    The record is None if nothing is left to do. A DivergedError is raised after the last finite network is saved.
     """
     first = communicator.rank == 0
     watch = watch or Watch()
@@ -120,7 +119,7 @@ def recorded(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Take the weights with which the run says to begin, as far as they fit, once; return the report. Collective."""
+    """Load the initial weights of `train.init`, as far as they fit, if not done yet; return the report. Collective."""
     train = training.run.train
     if train.init and not training.begun and not training.rounds_done:
         begun = training.architecture, training.store

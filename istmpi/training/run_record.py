@@ -40,10 +40,10 @@ class RunRecord:
         inside: Path | None,
         notes: Sequence[str],
     ):
-        """Write the run's settings down and announce it.
+        """Write the run's settings, and report its start to ``watch``.
 
-        ``start``: the checkpoint that it resumes from, ``inside`` where that is in the folder; ``trained``: that is the
-        trained network.
+        ``start`` is the checkpoint from which it resumes, if any, and ``inside`` the same one if it is in this folder.
+        ``trained``: ``start`` is the trained network.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
@@ -55,7 +55,7 @@ class RunRecord:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
             at_the_end.push(partial(_close, watch))
-            at_the_end.push(hang_watch)  # loggers may take long to come to an end
+            at_the_end.push(hang_watch)  # loggers may take long to close
             watch.started(training, folder, self._saver)
             for line in notes:
                 self.note(line)
@@ -96,7 +96,7 @@ class RunRecord:
                 self._saver.save(*training.state())
 
     def save(self, network: bool) -> None:
-        """Save the trained network, if ``network``; or the checkpoint of a stopped run, which raises StoppedError."""
+        """Save the trained network if ``network``. For a stopped run, save a checkpoint and raise StoppedError."""
         training = self._training
         with training.clock("save"):
             self._require_lock()
@@ -113,7 +113,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before a round that diverged, and add to the error where it is."""
+        """Save the network from before the diverged round, and add its path to the error."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -122,7 +122,7 @@ class RunRecord:
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
-        """Save the trained ``network``, write the summary and announce the end; StoppedError for a stopped run."""
+        """Save the trained network if ``network``, write the summary and report the end, or raise StoppedError."""
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()
@@ -131,7 +131,7 @@ class RunRecord:
         return summary
 
     def add_score(self, score: Score) -> Summary:
-        """Add a score that came behind the end to the last round's metrics and to the summary. Collective."""
+        """Add a score that was computed after the end to the last round's metrics and to the summary. Collective."""
         last = self._last or self._training.progress()
         self._last = replace(last, score=score, score_name=self._training.score_name)
         with self._communicator.agreed():
@@ -171,9 +171,9 @@ class RunRecord:
 
 
 def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
-    """Recall the validation scores of a resumed run from its metrics. Collective.
+    """Read the validation scores of a resumed run from its metrics. Collective.
 
-    They begin anew where the kept network is not the best one's.
+    They are forgotten if the saved best network is not from the best round.
     """
     best, communicator, path = training.best, training.communicator, folder.path / BEST
     if not best:
@@ -198,7 +198,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the score of the kept best network on the test split. Collective, the last thing of all."""
+    """Return the test score of the saved best network. Collective; it may replace the weights in memory."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

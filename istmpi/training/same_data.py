@@ -1,4 +1,4 @@
-"""Requires the same run and the same data on every rank, and in a checkpoint to resume from; else says what differs."""
+"""Checks that run and data are the same on every rank, and as in the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Refuse ranks whose settings, or whose files' meaning, differ from rank 0's; and other contents of one file."""
+    """Raise ConfigError or DataError if a rank's settings, or the meaning of its data, differ from rank 0's.
+
+    The contents of the data must be the same, too, unless each rank has its own.
+    """
     meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
     meaning["tokenizer"] = str(data.tokenizer or "")
     offsets = data.offset is None, None if data.target_offset is None else data.target_offset.tolist()
@@ -55,7 +58,7 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
 
 
 def contents(split: Split) -> tuple[int, int, int]:
-    """Return the number of examples, and checksums of labels and features: alike where the data are."""
+    """Return the number of examples, and checksums of labels and features: equal for equal data."""
     return len(split), split.labels_checksum, split.features_checksum
 
 
@@ -91,7 +94,7 @@ MAY_CHANGE = (
     "train.max_minutes",
     "train.patience",
 )
-"""Settings that a resumed run may change; the data may have moved, but not changed."""
+"""Settings that a resumed run may change; data may have another path, but must be the same."""
 WITHOUT_EFFECT = (
     "name",
     "data.ahead",
@@ -103,11 +106,11 @@ WITHOUT_EFFECT = (
     "comm.",
     "output.",
 )
-"""Settings, or sections of them, that do not change what is learnt."""
+"""Settings, or sections of settings, that do not change the trained network."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
-    """List allowed differences from a checkpoint's run; ConfigError where anything else differs."""
+    """List the allowed differences from a checkpoint's run. Raises ConfigError for any other difference."""
     header, changed, refused = checkpoint.header, [], []
     old, new = checkpoint.architecture.table, here.architecture.table
     moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source

@@ -1,4 +1,4 @@
-"""Keeps a run's shares, from its settings or an earlier run's metrics, and follows measured times."""
+"""Reads a run's shares from its settings or an earlier run's metrics, or adapts them to measured times."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ from istmpi.training.progress import LastRound
 
 
 def shares_of(run: Run, communicator: Communicator) -> Shares:
-    """Return the shares of a run that begins. Collective; ConfigError or DataError on every rank for what cannot be."""
+    """Return the shares of a new run. Collective. Raises ConfigError or DataError on every rank if they are invalid."""
     setting, ranks = run.method.shares, communicator.size
     if not isinstance(setting, str):
         return Shares(ranks, setting)
@@ -29,16 +29,16 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
 
 
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
-    """Return a round with the shares that it was trained with, which then follow its times. Collective.
+    """Return ``last`` with the shares of this round, and adapt later rounds' shares to its times. Collective.
 
-    The shares stay as they are where a rank's subnet could not be built.
+    The shares do not change if a rank's subnet could not be built with the new ones.
     """
     job = method.job
     if not shares.changing or not method.spec.groups(job.run, job.architecture):
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
     next_shares = shares.measured(round, last.compute)
-    # The metrics have no line for shares that would count only after the last round.
+    # Shares that would begin after the last round are not set, because the metrics have no line for them.
     if next_shares and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, next_shares):
         shares.change(round, next_shares)
     return replace(last, shares=trained)

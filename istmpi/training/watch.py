@@ -1,4 +1,4 @@
-"""The view of a run from outside while it is carried out, and its end."""
+"""Methods that a run calls while it is carried out, and its summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Summary:
     ended: str = ""
     best: BestNetwork | None = None
     slowest: Slowest | None = None
-    """The rank that held up the others in the rounds of this job, where one did."""
+    """The rank for which the others waited in this job; None if they did not wait noticeably."""
 
     @property
     def examples_per_second(self) -> float:
@@ -41,10 +41,10 @@ class Summary:
 
 
 class Watch:
-    """A watch on rank 0 while a run is carried out; override the methods of interest."""
+    """Follows a run on rank 0 while it is carried out; override the methods of interest."""
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        """Take note that all is checked and set up."""
+        """Take note that the run is checked and set up."""
 
     def progressed(self, progress: Progress) -> None:
         """Take note that a round is done."""
@@ -59,4 +59,4 @@ class Watch:
         """Take note that an earlier job has done the run: nothing was left to do."""
 
     def closed(self, error: IstmpiError | None) -> None:
-        """Take note that a started run is over: done, or ended by an error such as a stop."""
+        """Take note that a started run is over: done (None), or ended by an error such as a stop."""

@@ -1,4 +1,4 @@
-"""FILE.py:function of the user's, which returns map-style data sets; torch is imported where it is called."""
+"""Map-style data sets of torch that a user's FILE.py:function returns; torch is imported only when it is called."""
 
 import inspect
 import re
@@ -19,11 +19,11 @@ from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
 
 EXAMPLES = 16
-"""Training examples that are read to see what they are, and on which networks are tried."""
+"""Training examples that are read to find out the form of the data, and on which a network is tried."""
 
 
 def is_function(source: str) -> bool:
-    """Say whether a run's name for its data is FILE.py:function or package.module:function."""
+    """Return whether a data source is written as FILE.py:function or package.module:function."""
     return bool(re.fullmatch(r"(.+\.py|[\w.]+):\w+", source))
 
 
@@ -32,9 +32,10 @@ def takes_rank(source: str) -> bool:
 
 
 def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit = NO_TEST) -> Dataset:
-    """Return the data sets of a function, with the loss and the score of the class ``scoring``, if any.
+    """Return the data set that a function makes, with a loss and a score of the user if there are any.
 
-    Where there is neither, features with a class or with numbers are data as any other.
+    They come from the network's class ``scoring`` or the data's file. Without them, features with classes or numbers
+    become ordinary classification or regression data.
     """
     from torch import Tensor
     from torch.utils.data import default_collate
@@ -78,7 +79,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
 
 
 def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
-    """Return the module of FILE.py:NAME, run once as long as the file does not change, and what has that name."""
+    """Return the module of FILE.py:NAME, and NAME in it; the file is run again only after it changed."""
     path = Path(name.rpartition(":")[0])
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)

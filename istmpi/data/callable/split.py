@@ -1,8 +1,8 @@
-"""A map-style data set of the user's as a split: examples are read one by one, and collated.
+"""A map-style data set of the user as a split: examples are read one by one, and collated.
 
-What an example draws at random is a function of a key. Python's and NumPy's global states are set meanwhile, and
-restored. What torch draws in this thread comes from a generator of its own, for the step in another thread draws from
-the global one.
+The random numbers that an example draws depend only on a key. While it is read, the global random states of Python and
+NumPy are set from the key; they are restored afterwards. torch draws from a separate generator in this thread, because
+the training step in another thread uses the global one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from istmpi.errors import DataError
 from istmpi.trees import Named, tensors_of
 
 SAMPLED = 16
-"""Examples that the fingerprint of a split is made of."""
+"""The number of examples from which a split's checksums are computed."""
 
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts; they draw random numbers by a batch's key and their number."""
+    """Examples that are ``(inputs, target)`` or dicts; the batch's key and an example's number seed what it draws."""
 
     dataset: Any
     name: str
@@ -41,9 +41,9 @@ class OwnSplit(Split):
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""
     whole: bool = True
-    """Targets are the batch as it was collated, for a loss of the user's; else classes or numbers to predict."""
+    """True: a batch's targets are the whole collated batch. False: they are classes or numbers to predict."""
     shape: tuple[int, ...] = ()
-    """The shape of an example as a network gets it, where not ``whole``."""
+    """The shape of an example as a network gets it; unused if ``whole``."""
     classes: int = 0
     chosen: np.ndarray | None = None
     ahead: int = 0
@@ -96,7 +96,7 @@ class OwnSplit(Split):
         return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
-        """Return the classes, for which all examples are read; zeros where there are none."""
+        """Return the class of each example, for which all are read; zeros for data without classes."""
         return self._classes if self.classes else super().labels()
 
     @cached_property
@@ -152,7 +152,7 @@ class _FromGenerator(TorchFunctionMode):
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """A context for one thread at a time; its value is a function that takes the key of what is read next."""
+    """Yield a function that takes a key, from which random numbers then come; one thread can be in here at a time."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:

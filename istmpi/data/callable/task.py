@@ -1,6 +1,7 @@
-"""The loss and the score of a run on data of the user's: functions of the outputs and a batch, or by the targets.
+"""The loss and the score of a run on data of the user.
 
-They stand on the network's class or else in the data's file; beside a score ``score_name`` and ``higher_is_better``.
+They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. Beside a
+score may stand ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets decides.
 """
 
 import inspect
@@ -19,7 +20,7 @@ Function = Callable[[Any, Any], Any]
 
 
 class RegressionAsItIs(Regression):
-    """Regression whose targets are not standardised: that would read all of them first."""
+    """Regression whose targets are not standardised, because that would need a pass over all examples."""
 
     predicts_numbers = False
 
@@ -30,13 +31,16 @@ class _Task(OwnTask):
     @classmethod
     @torch.no_grad()
     def totals(cls, outputs: Any, batch: Batch) -> tuple[float, int, float]:
-        """Return the sums of the losses and of the scores over a batch's examples, and their number between them."""
+        """Return the sum of the losses over a batch, the number of examples, and the sum of the scores."""
         loss, score = (float(each(outputs, batch.targets)) for each in (cls.loss, cls.points))
         return loss * batch.examples, batch.examples, score * batch.examples
 
 
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
-    """Return loss and score, each with the first class or module that has it; these by their names for messages."""
+    """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
+
+    The keys of ``holders`` are names for messages.
+    """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
         if not callable(function := getattr(holder, name, None)):
@@ -52,14 +56,14 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
 
 
 def kind_of(target: Any) -> str:
-    """Return ``float`` or ``integer``; for other targets what they are."""
+    """Return ``float`` or ``integer``, or the type of other targets."""
     if not isinstance(target, torch.Tensor) or target.dtype == torch.bool:
         return str(getattr(target, "dtype", type(target).__name__))
     return "float" if target.is_floating_point() else "integer"
 
 
 def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source: str) -> type[OwnTask]:
-    """Return the task of some `functions_of`, or of the targets of a batch where these have no loss."""
+    """Return the task with the result of `functions_of`; without a loss there, the type of ``target`` decides."""
     (loss, _), (score, holder) = functions.get("loss", (None, None)), functions.get("score", (None, None))
     if not loss:
         kind = kind_of(target)
@@ -79,7 +83,7 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
 
 
 def _checked(subject: str, function: Function) -> Function:
-    """Return a function that raises ConfigError where a loss or a score of the user's is no number to learn from."""
+    """Return ``function`` with a check: ConfigError if it fails, or if its value is not one number with a gradient."""
 
     def checked(outputs: Any, batch: Any) -> Any:
         try:

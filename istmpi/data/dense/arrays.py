@@ -27,7 +27,11 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """x [n, ...] as float32, or as uint8 where all of it is; DataError where ``channels`` seem to come last."""
+    """Read arrays: x [n, ...] is stored as uint8 if all of it is uint8, otherwise as float32.
+
+    ``channels`` says whether an image's channels come ``first`` or ``last``. Raises DataError if it is None and they
+    seem to come last.
+    """
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
@@ -84,7 +88,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an open .npz, by name, in memory; or that of a .npy, mapped, under the name ``""``."""
+    """Return the arrays of an open .npz by name, in memory; the array of a .npy is memory-mapped and named ``""``."""
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", Exception):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}
@@ -106,7 +110,7 @@ def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit)
     pairs = zip(["x", *array_names("x", "train")], ["y", *array_names("y", "train")])
     names = next(([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ())
     if not names or len(arrays[names[0]]) != len(arrays[names[1]]):
-        return arrays  # which are refused in words of their own
+        return arrays  # `split_arrays` refuses them
     x, y = (arrays[name] for name in names)
     arrays = {name: array for name, array in arrays.items() if name not in names}
     train, rows = test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
@@ -114,10 +118,10 @@ def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit)
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
-    """Return x [n, ...] and y [n, ...] per split, and the names of their arrays: x_train and y_train, or train_x and
-    train_y, in any letter case.
+    """Return (x [n, ...], y [n, ...]) per split, and the names of the arrays that were used.
 
-    x and y alone are split: one in five is a test example.
+    Arrays are called x_train and y_train, or train_x and train_y, in any letter case. If there are only x and y, one
+    example in five is for testing.
     """
     by_name: dict[str, str] = {}
     for name in arrays:
@@ -174,9 +178,9 @@ _IDX_FILE = re.compile(r"(?:.*[/-])?(train|t10k|test)-(images|labels)[.-]idx[13]
 
 
 def read_idx(archive: Archive, decoder: Decoder) -> Material:
-    """Images [1, height, width] uint8, normalised by one mean and deviation.
+    """Read images [1, height, width] uint8; one mean and one deviation normalise all pixels.
 
-    Files are named as MNIST's, with t10k or test, and perhaps a name before or ".gz" behind.
+    Files have the names of MNIST's four files. ``test`` may replace ``t10k``; a prefix and ".gz" are allowed.
     """
     files, x, raw = _find_idx(archive), {}, {}
     for split in ("train", "test"):

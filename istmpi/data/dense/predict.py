@@ -1,4 +1,4 @@
-"""Examples to predict: the code that made the training data's features makes theirs."""
+"""Examples to predict; the same code as for training data computes their features."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ from istmpi.optional import optional
 from istmpi.tasks import TASKS
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""The examples' names or numbers, and x [b, features], not normalised."""
+"""Names or numbers of the examples, and x [b, features], not normalised."""
 
 
 def read_inputs(
@@ -46,11 +46,11 @@ def read_inputs(
     notes: Notes | None = None,
     test: TestSplit = NO_TEST,
 ) -> Iterator[Block]:
-    """Yield the examples of ``source`` in blocks, for a network whose training data were of a ``kind`` and ``shape``.
+    """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
 
-    ``resize`` brings images to the shape. ``skipped`` gets names of files that cannot be read, and reasons. ``label``
-    names a column of a table to pass over; ``header`` and ``delimiter`` are by default as in ``reading``, the network's
-    conventions.
+    ``resize``: resize images to the shape. ``skipped`` is called with the name of each unreadable file, and the reason.
+    ``label``: the column of a table to leave out. ``reading`` is how the training data were read; ``header`` and
+    ``delimiter`` override it.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
@@ -102,7 +102,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return the arrays of a file, and the names of those of a split's examples and labels; empty where it has none."""
+    """Return the arrays of a file, and the names of a split's examples and labels, empty if there are none."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

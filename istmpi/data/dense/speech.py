@@ -38,14 +38,14 @@ MOST_SAMPLES = 2**26
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 LEAST_OFFSET = 0.01
-"""The least offset that is removed, in deviations of a clip. A smaller one hardly changes the features."""
+"""The least offset that is removed, in standard deviations of a clip; a smaller one hardly changes the features."""
 CANCELLED = 0.01
-"""The share of its channels' power below which their mean is no recording of theirs."""
+"""A clip is refused if the mean of its channels has less than this share of the channels' power."""
 LOUDEST = 1e9
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:
-    """Log-mel spectrograms [1, 128, 32] float32, each clip normalised on its own; the classes are the words."""
+    """Read clips as log-mel spectrograms [1, 128, 32] float32, each normalised separately; the classes are words."""
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
     with one_thread():
@@ -54,7 +54,7 @@ def read(archive: Archive, decoder: Decoder) -> Material:
 
 
 def one_thread() -> AbstractContextManager:
-    """Return a context of one thread: several wait for each other."""
+    """Return a context in which BLAS uses one thread: several would wait for each other."""
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
@@ -145,11 +145,11 @@ _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Return the power in dB below the clip's loudest point, from a floor on, standardised: [BANDS, FRAMES] float32.
+    """Return the log-mel spectrogram of one second: [BANDS, FRAMES] float32, standardised.
 
-    The second around the middle of the sound's energy counts. The features tell words apart, not speakers and
-    recordings: smoothing takes away the voice's harmonics and leaves the formants, noise lies below the floor, and
-    loudness is the microphone's.
+    The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB. The
+    features tell words apart, not speakers or recordings: smoothing removes the voice's harmonics but not the formants,
+    the floor removes noise, and the reference removes the volume.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2
@@ -181,7 +181,10 @@ def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _mel_filters(rate: int, length: int) -> np.ndarray:
-    """Triangles that overlap by half, equally spaced in mel, each of unit area (Slaney 1998): [w // 2 + 1, BANDS]."""
+    """Return triangular filters [length // 2 + 1, BANDS] (Slaney 1998).
+
+    They are equally spaced in mel, overlap by half, and have unit area.
+    """
     frequencies = np.fft.rfftfreq(length, 1 / rate)
     edges = _hertz(np.linspace(0, _mel(rate / 2), BANDS + 2))
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]

@@ -1,4 +1,4 @@
-"""Examples that are rows of numbers: one input, float32, normalised as it is read; and their way into a file."""
+"""Examples that are rows of numbers, normalised to one float32 input when they are read; and how a file stores them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class DenseSplit(Split):
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
     y: np.ndarray
-    """``[n]`` int64, or ``[n, outputs]`` float32 or, of several labels, uint8."""
+    """Classes ``[n]`` int64, numbers ``[n, outputs]`` float32, or several labels ``[n, outputs]`` uint8."""
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
-    """It learns of rows before they are read."""
+    """Called with row numbers before these rows of ``x`` are read, to verify them."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation with which batches have ``y``."""
+    """The mean and deviation by which batches standardise ``y``; None: they do not."""
     chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
-    """``[features]`` float64 that ``x`` is less than in the data."""
+    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None: nothing."""
     shift: np.ndarray | None = None
-    """``[features]`` float64 that is added to ``x`` before it is normalised."""
+    """Float64 ``[features]`` that is added to ``x`` before it is normalised; None: nothing."""
 
     def __post_init__(self) -> None:
         # A plain view: memmap's own indexing runs Python code for every result.
@@ -114,13 +114,13 @@ class DenseSplit(Split):
 
     def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
         assert prod(shape) == prod(self.read_shape), (shape, self.read_shape)
-        other = copy(self)  # with the checksums, where they are known: no shape changes them
+        other = copy(self)  # keeps cached checksums, which no shape changes
         other.input_shape = tuple(shape)
         return other
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of x as it is normalised, or of a sample; the ``guard``, which reads whole blocks, is not asked."""
+        """CRC-32 of the normalised x, or of a sample; ``guard`` is not called, because it reads whole blocks."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
@@ -136,7 +136,7 @@ def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray
 
 FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
 BLOCK = 2**20
-"""Features of a block, about."""
+"""The approximate number of features in a block."""
 
 
 def material_of(
@@ -150,10 +150,10 @@ def material_of(
     skipped: Sequence[str] = (),
     output_names: tuple[str, ...] | None = None,
 ) -> Material:
-    """Return examples on their way into a file: x [n, ...], sliced as needed, and y [n] or [n, outputs] per split.
+    """Return the content of a prepared file; ``splits`` has x [n, ...] and y [n] or [n, outputs].
 
-    ``dtype`` is that of x in the file; ``groups`` are the means and deviations that normalise it. DataError for
-    features that are not finite, or too close together for float32.
+    x is read in slices. ``dtype`` is its type in the file. ``groups`` is the number of means and deviations that
+    normalise it. Raises DataError for features that are not finite, or too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers

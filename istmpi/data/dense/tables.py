@@ -22,12 +22,12 @@ from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 FEW = 100
-"""The most different whole numbers that are taken for classes."""
+"""Whole-number labels with at most this many different values are classes."""
 
 
 @dataclass
 class Table:
-    """A table in memory; there are no names without a header, nor labels where it has features alone."""
+    """A table in memory: ``names`` is None without a header; ``labels`` is empty if no column holds labels."""
 
     name: str
     delimiter: str
@@ -47,7 +47,10 @@ def read(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> Material:
-    """The columns as float32 features, each normalised by its own mean and deviation; ``label``: -1 by default."""
+    """Read columns as float32 features, each normalised by its own mean and deviation.
+
+    ``label`` is the column of labels, by default the last one.
+    """
     if delimiter is not None:
         character_of(delimiter)
     notes, source = decoder.notes, str(archive.path)
@@ -77,7 +80,7 @@ def read(
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split, or the one file under the name ``""``."""
+    """Return the file of each split; a single file has the key ``""``."""
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
     by_split: dict[str, list[str]] = {}
     for name in names:
@@ -141,10 +144,10 @@ def read_table(
     header: bool | None = None,
     passed_over: str | None = None,
 ) -> Table:
-    """Return the table of a file; ``label`` is None where it has features alone.
+    """Return the table in a file; ``label`` is the column of labels, None if there is none.
 
-    The content decides what ``delimiter`` (a character or ``tab``) and ``header`` leave open. A column ``passed_over``
-    does not count.
+    ``delimiter`` is a character or ``tab``. If it or ``header`` is None, the first line decides. The column
+    ``passed_over`` is left out.
     """
     given = header
     with archive.stream(name) as stream:
@@ -230,7 +233,7 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
 
 
 def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
-    """Yield the rows that are not blank; all have as many fields as the first."""
+    """Yield the rows that are not blank; all must have as many fields as the first."""
     cure, columns = "Write it as plain UTF-8 text.", 0
     with reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError), archive.stream(name) as stream:
         text = (line.decode("utf-8") for line in stream.lines())

@@ -1,4 +1,4 @@
-"""The files that graphs come in: arrays, tables of numbers, or Planetoid's pickles (docs/data.md)."""
+"""Reads the files of a graph: arrays, tables of numbers, or Planetoid's pickles (docs/data.md)."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ _Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as its files have it: edges by the numbers of nodes, and the nodes of each split."""
+    """A graph as in its files: the node numbers of each edge's ends, and those of each split's nodes."""
 
     x: np.ndarray
     sparse: bool
@@ -65,7 +65,7 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
-    """Return a table of numbers; one of edges, a line each, comes as ``[2, edges]``."""
+    """Return a table of numbers; a table with one edge per line is returned as ``[2, edges]``."""
     with archive.stream(name) as stream:
         lines = [line.decode(errors="replace") for line in stream.lines()] or ["nothing"]
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of comma-separated numbers.", ValueError):
@@ -131,7 +131,7 @@ VALIDATION = 500
 
 
 def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return row and column of each element of compressed sparse rows, its value, and the shape."""
+    """Return rows, columns and values of the elements of a CSR matrix, and its shape."""
     offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
     values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
     lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))

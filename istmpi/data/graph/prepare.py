@@ -1,8 +1,8 @@
-"""A graph whose nodes have features and labels, on its way into a prepared file; it is in memory meanwhile.
+"""Prepares a graph whose nodes have features and labels; all of it is in memory.
 
-An edge from a node to itself is dropped, as is one that is there already; an edge counts in both directions, unless the
-graph is ``directed``: then its target hears from its source alone. Weights of edges are left out, but for those of
-zero, which are no edges.
+Edges from a node to itself and repeated edges are dropped. An edge counts in both directions. If the graph is
+``directed``, only the edge's target receives from its source. Weights of edges are ignored, but an edge of weight zero
+is dropped.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
 ) -> Material:
-    """The graph of an archive, cut into so many ``clusters`` by METIS."""
+    """Read the graph of an archive; METIS cuts it into ``clusters`` if that is not None."""
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
@@ -73,7 +73,7 @@ def read(
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """Return the nodes that each node hears from, and the numbers of loops and of repeated edges."""
+    """Return the nodes from which each node receives, and the numbers of loops and of repeated edges."""
     ends = np.stack([sources, targets])
     if (wrong := (ends < 0) | (ends >= count)).any():
         at = int(wrong.any(axis=0).argmax())
@@ -83,7 +83,7 @@ def adjacency(
         )
     loops = ends[0] == ends[1]
     sources, targets = ends[:, ~loops]
-    once = len(np.unique(sources * count + targets))  # an undirected edge may be told once or in both ways
+    once = len(np.unique(sources * count + targets))  # an undirected edge may be listed once or in both directions
     repeated = len(sources) - once
     if not directed:
         sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
@@ -114,7 +114,10 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return the classes and each node's number, -1 where unlabelled; or None, and flags of several labels."""
+    """Return the classes, and each node's class number, -1 if it has no label.
+
+    For several labels per node, return None and 0 or 1 for each: [nodes, labels] uint8.
+    """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:

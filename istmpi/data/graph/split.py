@@ -1,7 +1,7 @@
-"""A graph whose nodes have features and labels, and batches of it: all of it, unions of clusters, sampled neighbours.
+"""A graph whose nodes have features and labels, and its batches.
 
-An example is the whole graph, a cluster, or a training node with neighbours that are sampled around it, as a run says
-(`data.graph`). Scores are always of the whole graph. Its file is described in docs/formats.md.
+The setting `data.graph` decides about an example: it is the whole graph, a cluster, or a training node with sampled
+neighbours. Scores are always computed on the whole graph. docs/formats.md describes the file.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ TRIED = 8
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes with features and labels, and the nodes that each hears from; all may be memory maps."""
+    """Nodes with features and labels, and the nodes from which each one receives; all may be memory maps."""
 
     x: np.ndarray
     neighbours: Ragged
-    """Ascending int32, without the node itself."""
+    """The nodes from which each node receives: ascending, int32, without itself."""
     labels: np.ndarray
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """They learn of rows of ``x``, and of places in the lists of neighbours, before these are read."""
+    """Called before data are read: with rows of ``x``, and with starts and lengths of lists of neighbours."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,11 +72,12 @@ class Graph:
 
 @dataclass(eq=False)
 class GraphSplit(Split):
-    """Some nodes of a graph, in batches: ``how`` is full, clusters or neighbours.
+    """The nodes of one split of a graph, in batches; ``how`` is full, clusters or neighbours.
 
-    A batch's inputs are features ``[n, features]`` of its nodes, where each node's list of neighbours begins and the
-    last one ends ``[n + 1]``, and these neighbours by their place in the batch. Its targets are the labels of the
-    split's nodes among them, `OFF` for others.
+    A batch has three inputs for its n nodes: features ``[n, features]``; offsets ``[n + 1]`` at which each node's list
+    of neighbours begins and the last one ends; and the joined lists, which name neighbours by their row in the batch.
+    Targets are the labels of the n nodes. They are `OFF` for nodes that are not scored: outside the split or, with
+    neighbours, outside ``indices``.
     """
 
     graph: Graph
@@ -85,8 +86,9 @@ class GraphSplit(Split):
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return the whole graph, the clusters ``indices``, or these of the split's nodes with neighbours that the key
-        draws, or all.
+        """Return the whole graph (full), the clusters ``indices``, or the split's nodes ``indices`` with neighbours.
+
+        ``key`` draws the neighbours; None takes all of them.
         """
         if self.how == "full":
             return self._whole
@@ -159,7 +161,9 @@ class GraphSplit(Split):
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges between ascending nodes: where each node's list begins, and neighbours by place."""
+    """Return the edges among ``nodes``, which are ascending: offsets [n + 1] of lists, and neighbours as rows of
+    ``nodes``.
+    """
     lists = graph.heard(nodes)
     heard = lists.arrays[0]
     places = np.searchsorted(nodes, heard)
@@ -171,10 +175,11 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes around some seeds, ascending, and the sampled edges, as `induced` returns them.
+    """Return the seeds and the nodes sampled around them, ascending, and the sampled edges as `induced` does.
 
-    A seed hears from ``fanout[0]`` of its neighbours, drawn evenly without replacement, each new one of these from
-    ``fanout[1]`` of its own, and so on. The last ones hear from nobody.
+    A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each new node among
+    them receives from at most ``fanout[1]`` neighbours, and so on; the nodes added last receive from none. Without a
+    ``key`` all neighbours are taken.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []

@@ -28,7 +28,7 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
-    """Images [channels, height, width] uint8, normalised by each channel's mean and deviation."""
+    """Read images [channels, height, width] uint8; each channel is normalised by its mean and deviation."""
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if layout := _layout_of(archive):
@@ -60,10 +60,11 @@ def image_decoder(
     size: tuple[int, int] | None = None,
     like: tuple[str, tuple[int, int]] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function from the name and the content of a file to its pixels ``[channels, height, width]`` uint8.
+    """Return a function of a file's name and content; it returns pixels ``[channels, height, width]`` uint8.
 
-    With a ``size`` the largest middle of each is resized to it. All must have the size of ``like``, which a message
-    calls so, or of the first; ``cure`` is the message's end. ``modes`` gets the files' modes.
+    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must have
+    the size of ``like`` (a name for messages, and a size) or, if it is None, of the first image. ``cure`` ends the
+    error message. The function adds each file's mode to ``modes``.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
@@ -102,7 +103,7 @@ def image_decoder(
 @contextmanager
 def _as_bad_file() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it can read in spite of damage, and of sizes that we limit
+        warnings.simplefilter("ignore")  # about damage that it can repair, and large images, which are limited here
         try:
             yield
         except BadFileError:
@@ -118,8 +119,11 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The files' names, the test file last; the bytes of a binary record's labels, the last of them the class, or keys
-    in pickles."""
+    """The files of a layout of CIFAR: ``batches``, the test file last, and ``names``, the file of class names.
+
+    A binary record begins with ``label_bytes`` labels, the last of which is the class. ``keys`` are the keys of the
+    labels and of the class names in pickles.
+    """
 
     batches: tuple[str, ...]
     names: str
@@ -145,7 +149,7 @@ def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
 
 
 def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
-    """Images [3, 32, 32] uint8; the fine labels of CIFAR-100."""
+    """Read images [3, 32, 32] uint8; the classes of CIFAR-100 are its fine labels."""
     layout, folder = place
     files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
     names = _classes(folder + layout.names, files[folder + layout.names], layout)

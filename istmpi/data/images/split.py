@@ -1,4 +1,4 @@
-"""Images, ``[channels, height, width]``; training may see another version of them each time."""
+"""Images ``[channels, height, width]``; training may use a randomly changed version each time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a normalised image: cropped, then mirrored, then cut out; pixels without a value become
-    zero."""
+    """Random changes of a normalised image, in this order: crop, mirror, cutout. Padded and blanked pixels are zero."""
 
     crop: int = 0
-    """Pixels of padding on each side, before a part of the image's size is taken."""
+    """Pixels of padding on each side; then a random part as large as the image is taken."""
     flip: bool = False
     cutout: int = 0
-    """Side of a square that is blanked; its centre is any pixel."""
+    """The side of a square that is blanked; its centre is a random pixel."""
     transforms: tuple[str, ...] = ()
-    """Transforms of torchvision, which come before all others, on images that are not normalised yet."""
+    """Transforms of torchvision; they are applied first, to images that are not normalised yet."""
 
     def __bool__(self) -> bool:
         return self != Augmentation()
@@ -43,7 +42,7 @@ class Augmentation:
         return replace(self, crop=crop, cutout=cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
-        """Return a key's version of images, which may be overwritten."""
+        """Return ``images`` with the random changes that ``key`` draws; may overwrite them."""
         count, _, height, width = images.shape
 
         def drawn(what: str, below: int) -> np.ndarray:
@@ -67,7 +66,7 @@ class Augmentation:
 
 @cache
 def transform(text: str) -> Callable[[Any], Any]:
-    """Return the transform of ``torchvision.transforms.v2`` that a name with plain arguments makes; ConfigError."""
+    """Return the transform of ``torchvision.transforms.v2`` that ``text`` describes, such as RandomRotation(15)."""
     subject = f"data.transforms: {text!r}"
     try:
         v2 = import_module("torchvision.transforms.v2")
@@ -93,7 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Return a key's version of images ``[b, channels, height, width]``, as the data have them; each draws its own."""
+    """Return images ``[b, channels, height, width]``, not normalised, after transforms; ``key`` draws their numbers."""
     import torch
 
     from istmpi.data.callable.split import drawing
@@ -121,10 +120,10 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 
 
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
-    """Return images ``[b, channels, side, side]`` float32: means over areas, in which a pixel counts by its share."""
+    """Return images ``[b, channels, side, side]`` float32: means over areas; pixels on a border count in part."""
     for axis in (2, 3):
         length = images.shape[axis]
-        area = np.arange(side) * length  # where it begins, in parts of a pixel of which each has ``side``
+        area = np.arange(side) * length  # its start, in units of 1 / side of a source pixel
         pixel, total = area // side, np.float32(0)
         for _ in range(-(-length // side) + 1):
             overlap = np.minimum((pixel + 1) * side, area + length) - np.maximum(pixel * side, area)
@@ -140,7 +139,7 @@ def downscaled(images: np.ndarray, side: int) -> np.ndarray:
 class ImageSplit(DenseSplit):
     augmentation: Augmentation = Augmentation()
     side: int = 0
-    """The side to which batches have them downscaled."""
+    """The side to which batches downscale images; 0: not downscaled."""
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -172,8 +171,8 @@ def examples_of(
     normalisation: Normalisation | None = None,
     guard: Callable[[np.ndarray], None] | None = None,
 ) -> DenseSplit:
-    """Return examples; ``x`` is less the offset of ``normalisation`` already."""
-    # The spectra of speech have three axes, too, but are no picture of which a part, or a mirror image, sounds alike.
+    """Return a split of images, or of other examples; the offset is already subtracted from ``x``."""
+    # Spectrograms of speech have three axes, too, but a crop or a mirror image of one is another sound.
     of_images = len(shape) == 3 and kind != "speech"
     mean, std, offset = normalisation or (None, None, None)
     return (ImageSplit if of_images else DenseSplit)(x, y, mean, std, guard, shape, offset=offset)
@@ -207,7 +206,7 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
             )
     train = replace(train, augmentation=augmentation)
     if augmentation.transforms:
-        train.batch(np.arange(1), 0)  # what cannot be made, or does not fit, is refused here
+        train.batch(np.arange(1), 0)  # refuses transforms that cannot be made or do not fit
     return replace(data, splits={**data.splits, "train": train})
 
 

@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Limits(NamedTuple):
-    """The numbers of features and labels, and that of the first feature."""
+    """The counts of features and of labels, and the number of the first feature, 0 or 1."""
 
     features: int = MOST
     labels: int = MOST
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 @dataclass
 class Rows:
-    """The rows of a file: features, as the file numbers them, with values, and labels."""
+    """The rows of a file; feature numbers are those of the file, which count from 0 or 1."""
 
     name: str
     header: Header | None
@@ -46,19 +46,20 @@ class Rows:
     labels: Ragged
     first_line: int
     repeated: int
-    """Labels that a row had already, which are left out."""
+    """The number of labels left out because their row had them already."""
     blank: int
     blank_rows: int
-    """Blank lines that are rows, to match the header's number of rows."""
+    """The number of blank lines that count as rows, as the header's number of rows requires."""
 
     def __len__(self) -> int:
         return len(self.features)
 
 
 def read_lines(stream: Stream, limits: Limits) -> Rows:
-    """Return the rows of a file; ``limits`` are those without a header. DataError for a damaged line.
+    """Return the rows of a file. Raises DataError for a damaged line.
 
-    Nothing behind a ``#`` counts. A blank line is no row, unless the header counts it.
+    ``limits`` apply to a file without a header. Text after a ``#`` is a comment. A blank line is a row only if the
+    header's number of rows includes it.
     """
     header, first_line, end, filled, inside, repeated = None, 0, 0, 0, 0, 0
     label_counts, labels, counts, columns, values = (array(code) for code in "iiiif")

@@ -1,6 +1,6 @@
 """Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight (docs/data.md).
 
-All rows are in memory meanwhile: 8 bytes for each value. Labels of rows to predict are ignored.
+All rows are in memory, 8 bytes per value. Labels of rows to predict are ignored.
 """
 
 import re
@@ -30,7 +30,7 @@ STEP = 4096
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """Rows that have a feature and a label; the others are dropped, as are labels that a row repeats."""
+    """Read rows; rows without a feature or without a label are dropped, as are labels that a row repeats."""
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
     files = _find(archive)
@@ -49,7 +49,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split; or all rows under the name ``""``, with lists of rows, if any."""
+    """Return the file of each split; or the file of all rows as ``""``, with the lists of each split's rows, if any."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
@@ -205,9 +205,9 @@ def read_rows(
     reading: Mapping[str, Any] = MappingProxyType({COUNTED_FROM: 0}),
     tell: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Ragged]:
-    """Yield the rows of a source, some at a time, for a network that takes so many features.
+    """Yield the rows of a source in blocks, for a network that takes ``features`` features.
 
-    A text's header and labels may be missing. With a header its features are counted from 0, else as ``reading`` says.
+    A text file may lack header and labels. Its features count from 0 if it has a header, otherwise as in ``reading``.
     """
     path = Path(source)
     if not path.is_file():

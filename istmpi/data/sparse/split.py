@@ -21,7 +21,7 @@ SAMPLE_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Lists of any length, one behind the other: list i is ``items[offsets[i] : offsets[i + 1]]`` of each array."""
+    """Lists of different lengths, joined: list i is ``array[offsets[i] : offsets[i + 1]]`` of each array."""
 
     offsets: np.ndarray
     arrays: tuple[np.ndarray, ...]
@@ -30,7 +30,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Return copies of the lists ``rows`` [b]; a guard of each array learns what is read."""
+        """Return copies of the lists ``rows`` [b]; each guard is first called with their starts and lengths."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
         offsets = offsets_of(lengths)
@@ -42,7 +42,7 @@ class Ragged:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return where each of consecutive lists begins, and the last one ends."""
+    """Return the offset at which each of consecutive lists begins, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -51,7 +51,7 @@ class SparseSplit(Split):
     rows: Ragged
     targets: Ragged
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """They learn where rows begin, and how long they are, before they are read."""
+    """Called with the starts and lengths of rows before these are read, to verify them."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class SparseSplit(Split):
         return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs for `torch.nn.EmbeddingBag`: columns, where each row begins ``[b]``, and values."""
+        """Return inputs for `torch.nn.EmbeddingBag`: columns, the offset ``[b]`` of each row, and values."""
         import torch
 
         places = self.places(indices)
@@ -83,7 +83,7 @@ class SparseSplit(Split):
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
-        """Return the mean probability, in (0, 1), that a row has a label."""
+        """Return the probability, in (0, 1), that a row has a given label: the mean over labels."""
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Documents: files of text, or the lines of .jsonl files, one behind the other as tokens."""
+"""Prepares documents, which are files of text or lines of .jsonl files, as one stream of tokens."""
 
 import json
 import os
@@ -25,7 +25,10 @@ CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Every file is a document, or of a .jsonl every line, its text under ``key``; each ends with a token."""
+    """Read documents: every file, or every line of a .jsonl, whose text has the name ``key``.
+
+    An end token follows each.
+    """
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
@@ -46,9 +49,9 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive; empty texts where they have none.
+    """Return the split of every file of an archive; empty texts if the names tell no splits.
 
-    The first part of their paths in which they differ says it: a folder's name, or a word in a file's.
+    The first part of the paths that differs decides: a folder's name, or a word in a file's name.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
@@ -94,12 +97,12 @@ def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
             raise DataError(
                 f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not text. Remove the line, or give another --key."
             )
-        # What is half of a pair in UTF-16 has no bytes in UTF-8; a tokenizer that needs this refuses what comes of it.
+        # Half of a UTF-16 pair is not valid UTF-8; a tokenizer that needs UTF-8 refuses these bytes.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
 
 
 class _Documents:
-    """The tokens of documents in a nameless file, and where each lies."""
+    """The tokens of documents in a temporary file, and the position of each document."""
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer):
         self._decoder, self._tokenizer = decoder, tokenizer
@@ -111,7 +114,7 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Take in the document of a file; NoTextError, and nothing happened, where it is none."""
+        """Add a document of a file. If it is not text, raises NoTextError and adds nothing."""
         start, nbytes = self._end, 0
 
         def measured() -> Iterator[bytes]:
@@ -165,7 +168,7 @@ class _Documents:
 
 
 class _Tokens:
-    """Runs of tokens in a scratch file, read when they are sliced."""
+    """An array of joined runs of tokens in a scratch file; slicing it reads them."""
 
     def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
         self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""Text: a stream of tokens, of which an example is a window; training sees other windows of it each time."""
+"""Text as a stream of tokens; an example is a window of it. Training moves the windows at random."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SAMPLES, SAMPLE_TOKENS = 1024, 4096
 
 @dataclass(eq=False)
 class TextSplit(Split):
-    """The documents of a split one behind the other; example i is the window of tokens ``i * length`` and those behind.
+    """The documents of a split as one stream of tokens.
 
-    Its targets are its ``length`` inputs moved on by one.
+    Example i has the ``length`` tokens from ``i * length`` on as inputs; its targets are the tokens one place later.
     """
 
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
     guard: Callable[[np.ndarray, int], None] | None = None
-    """It learns where windows begin, and how long they are, before they are read."""
+    """Called with the starts and the length of windows before these are read, to verify them."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs and targets ``[b, length]`` int64; with a key each window begins up to its length later."""
+        """Return inputs and targets ``[b, length]`` int64; ``key`` moves each window by 0 to length - 1 tokens."""
         import torch
 
         starts = np.asarray(indices, np.int64) * self.length
@@ -58,7 +58,7 @@ class TextSplit(Split):
         return (len(self.tokens) - 1) // self.length
 
     def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """Return the beginning of the stream and its end, whatever the seed."""
+        """Return the beginning and the end of the stream; the seed has no effect."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])

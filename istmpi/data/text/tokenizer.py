@@ -1,4 +1,4 @@
-"""Tokenizers: by the bytes of a text, or by a file of Hugging Face's `tokenizers`."""
+"""Tokenizers: each byte of a text is a token, or a tokenizer.json of Hugging Face's `tokenizers` decides."""
 
 import codecs
 import zlib
@@ -17,20 +17,20 @@ from istmpi.optional import optional
 BYTES = "bytes"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PIECE = 2**20
-"""Characters that are encoded at a time, for a document may be large."""
+"""The most characters that are encoded at a time, because a document may be large."""
 _AGAIN = "Give a tokenizer.json of the tokenizers library."
 
 
 class NoTextError(Exception):
-    """A document that is no text to a tokenizer, with the reason."""
+    """A document that a tokenizer cannot encode; the message is the reason."""
 
 
 MOST_TOKENS = 2**24
-"""A network has an output for each number up to the largest."""
+"""The largest vocabulary; a network has an output for each token."""
 
 
 class Tokenizer(ABC):
-    """Text as tokens below ``vocabulary``, and back; ``end`` is the one behind every document."""
+    """Turns text into tokens below ``vocabulary``, and back; the token ``end`` follows every document."""
 
     vocabulary: int
     end: int
@@ -41,18 +41,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the tokens of a document that comes in pieces, without the end; NoTextError for what is none."""
+        """Yield a document's tokens without the end token; NoTextError if it cannot be encoded."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """Return the text of some tokens without ends."""
+        """Return the text of tokens; end tokens are ignored."""
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
 
 
 class Bytes(Tokenizer):
-    """Every byte is its own token; 0 ends a document, so that no document may have such a byte."""
+    """Each byte is a token. 0 is the end token, so that a document must not contain a byte 0."""
 
     vocabulary = 256
     end = 0
@@ -70,8 +70,8 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    Names of special tokens in a text are text. A long document is encoded in pieces, cut behind lines. Without any of
-    `ENDS`, the end of a document is a token more.
+    The name of a special token in a text is encoded as text. A long document is encoded in pieces, which end with a
+    line if possible. If the vocabulary has none of `ENDS`, an end token is added to it.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
@@ -103,7 +103,7 @@ class TokenizerFile(Tokenizer):
     @cached_property
     def _library(self) -> Any:
         tokenizers = optional("tokenizers", "tokenizers", "text in a tokenizer file's tokens")
-        # It raises nothing but bare exceptions.
+        # The library raises only plain Exception.
         with reading(f"{self._source} is not a tokenizer", _AGAIN, Exception):
             tokenizer = tokenizers.Tokenizer.from_str(self.json)
             tokenizer.no_padding()
@@ -125,7 +125,7 @@ class TokenizerFile(Tokenizer):
         library = self._library
         try:
             return np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
-        except Exception as error:  # the library's are of no other kind
+        except Exception as error:  # the library raises only plain Exception
             raise NoTextError(f"the tokenizer cannot encode it: {reason(error)}") from error
 
     def decode(self, tokens: Iterable[int]) -> bytes:
