@@ -1,7 +1,7 @@
 """Names for the axes of parameters, and the positions along them that a rank may hold.
 
 A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows go with the units of hidden2 and
-whose columns with those of hidden1. Writing one name in two patterns is the rule that both deal out together.
+whose columns with those of hidden1. Axes with the same name are dealt out together.
 
 An axis may be a product of factors, outermost first, as in einops:
 
@@ -78,7 +78,10 @@ class Axis:
         return prod(factor.length(lengths) for factor in self.factors)
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Sorted positions along this axis of a rank that holds ``units`` of the dealt names, and all of the others."""
+        """Return the sorted positions along this axis that a rank holds.
+
+        ``units``: the rank's units of each dealt name. The rank holds all units of the other names.
+        """
         if self.names.isdisjoint(units):
             return range(self.length(lengths))
         if len(self.factors) == 1:
@@ -90,7 +93,10 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Facts of units by position along this axis: an array for each factor that has such a name."""
+        """Turn values per unit into values per position along this axis.
+
+        ``of_units``: an array ``[unit]`` for each name. The result has an array ``[position]`` for each such factor.
+        """
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -111,7 +117,7 @@ class Pattern:
     @staticmethod
     @cache
     def parse(text: str) -> "Pattern":
-        """Read a pattern; ConfigError with the pattern and the place where it cannot be read."""
+        """Parse a pattern. Raises ConfigError, which names the pattern and the place, if it is malformed."""
         axes: list[Axis] = []
         group: list[Factor] | None = None
         at = 0
@@ -150,7 +156,7 @@ class Pattern:
         return tuple(axis.length(lengths) for axis in self.axes)
 
     def dealt(self, groups: Mapping[str, object]) -> int:
-        """Count the axes that are dealt out: a parameter with k of them is held |W|·P^(1-k) times over all ranks."""
+        """Count the dealt axes. With k of them, P ranks with equal parts together hold |W|·P^(1-k) elements."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
 
@@ -178,7 +184,10 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """The lengths of a rank's subnet: a dealt name's number of units; for ``name[k]`` 1 if it holds unit k."""
+    """Return the axis lengths of a rank's subnet.
+
+    The length of a dealt name is the number of its units in ``units``; ``name[k]`` is 1 if unit k is there, else 0.
+    """
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
@@ -192,7 +201,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """The lengths of a subnet from its numbers of units alone: ``name[k]`` is the odds of unit k."""
+    """Return a subnet's axis lengths from its numbers of units; ``name[k]`` is the probability that it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:
@@ -201,9 +210,9 @@ def with_odds(
 
 
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return where the positions common to both lie in ``mine``, and their number.
+    """Return the places in ``mine`` of the positions that both arguments have, and their number.
 
-    Both are sorted, and the common positions are listed in ascending order: so sender and receiver agree on it.
+    Both arguments are sorted, and the places ascend, so sender and receiver list these positions in the same order.
     """
     if isinstance(mine, range) and isinstance(theirs, range):
         start = max(mine.start, theirs.start)
@@ -221,12 +230,12 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
 
 
 def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    """Count the bytes of parameters at these lengths."""
+    """Return the bytes of all parameters at these axis lengths."""
     return sum(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """The parameters and, for each, its optimizer's state per element, which starts at zero on the same axes."""
+    """Return the parameters, and for each of them its slots of optimizer state: the same axes, initially zero."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
         extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}

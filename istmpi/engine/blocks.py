@@ -1,4 +1,4 @@
-"""Blocks: the parts of tensors that messages are made of, where they lie and how they travel."""
+"""Blocks, the parts of tensors that messages consist of: where they are in a tensor, and how they are sent."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,26 +20,29 @@ Index = tuple[slice | np.ndarray, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """A parameter's part of a message: its place in this rank's tensor, and its shape."""
+    """The part of one parameter in a message: its place in this rank's tensor, and its shape."""
 
     name: str
     index: Index
     extent: tuple[int, ...]
     itemsize: int
     mean: bool
-    """The receiver takes the mean over all senders of this block."""
+    """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The rank that has each position of a dealt axis in a third layout, whose elements are left out."""
+    """The holder of each position in a third layout, per axis; None for an axis that is not dealt out.
+
+    Elements that a rank holds in that layout are left out. Empty if no element is left out.
+    """
     form: str = EXACT
-    """The form in which its values travel (`istmpi.comm.codec`)."""
+    """The form in which its values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
-    """The number of scales that go with its values."""
+    """The number of scales that are sent with its values."""
     cut: tuple[int, int, int] | None = None
-    """The axis, the first position there and the whole length, for a slab of a longer block."""
+    """The axis, the first position there and the whole block's length, if this is a slab; None for a whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the values as they travel: one axis where some are left out."""
+        """The shape of the sent values: ``extent``, or one axis if some elements are left out."""
         if not self.holders:
             return self.extent
         counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
@@ -54,7 +57,7 @@ class Block:
 
     @property
     def sent_nbytes(self) -> int:
-        """Bytes as they travel; the scales of a block that is cut go with its first slab."""
+        """The bytes that are sent. The scales of a block that is cut are sent with its first slab."""
         values = prod(self.shape)
         return values * value_bytes(self.form, self.itemsize) + self.scales * self.is_first
 
@@ -64,14 +67,14 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """Elements of the whole block, with those that are left out."""
+        """The number of elements of the whole block, including those that are left out."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
         return prod(self.extent[:axis]) * length * prod(self.extent[axis + 1 :])
 
     def places(self) -> np.ndarray | range:
-        """Its values' places in the whole block, in the order of travel."""
+        """Return the place of each sent value in the flattened whole block."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
@@ -81,7 +84,7 @@ class Block:
         return outer * (length * inner) + rest + start * inner
 
     def in_rows(self, elements: int) -> "Iterator[Block]":
-        """Cut a whole block into slabs of rows, of at most so many elements unless one row has more."""
+        """Cut a whole block into slabs of rows. A slab has at most ``elements`` elements, or a single row."""
         step = max(elements // max(prod(self.extent[1:]), 1), 1)
         for start in range(0, self.extent[0], step):
             yield _slab(self, 0, start, min(start + step, self.extent[0]))
@@ -92,7 +95,7 @@ class Block:
 
     @property
     def mask(self) -> np.ndarray:
-        """Elements that are in the block: true or false, of the shape ``extent``."""
+        """A boolean array of shape ``extent``: True for the elements that are sent."""
         axes = [
             where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
             for axis, where in enumerate(self.holders)
@@ -105,7 +108,7 @@ class Block:
         return np.broadcast_to(~alike, self.extent)
 
     def pack(self, tensor: torch.Tensor, out: np.ndarray) -> None:
-        """Write the block's values, as they travel, into ``out`` of the shape ``shape``."""
+        """Write the values to send into ``out``, which has the shape ``shape``."""
         if not self.holders:
             _gather(bits(tensor), self.index, out)
             return
@@ -122,7 +125,7 @@ class Block:
         return out
 
     def place(self, tensor: torch.Tensor, values: np.ndarray) -> None:
-        """Write values that travelled where they belong in a tensor."""
+        """Write received values into their places in ``tensor``."""
         if self.holders:
             arrived, values = values, np.empty(self.extent, dtype=values.dtype)
             _gather(bits(tensor), self.index, values)
@@ -134,12 +137,15 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into rounds of at most ``capacity`` bytes a peer: ``[round][peer]``."""
+    """Cut messages into rounds: ``[round][peer]``.
+
+    A peer gets at most ``capacity`` bytes in a round, or one slab that cannot be cut further.
+    """
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message into shorter ones; both ends cut alike, by the shapes."""
+    """Cut a message into shorter ones. The cuts depend on shapes alone, so sender and receiver make the same ones."""
     part: list[Block] = []
     room = capacity
     for block in message:
@@ -218,5 +224,5 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as integers of the element's size, which move any dtype unchanged."""
+    """Return the tensor's memory as integers of the same element size, which copy any dtype unchanged."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

@@ -1,10 +1,11 @@
-"""The exchange between two rounds during the first one's last local steps (method.delay).
+"""Exchanges parameters for the next round while the present round still takes local steps (method.delay).
 
-Deals are known in advance. Parameters that nobody trains now and somebody will next come from their owners from the
-round's beginning on. Those that a rank will not train next leave before the last local steps, to their next holder or
-home to their owner. The others stay, and keep all local steps.
+Deals are known in advance. Elements that no rank trains in this round, but a rank trains in the next, are sent by their
+owners from the beginning of this round. Elements that a rank does not train next leave it before the last local steps.
+They go to the rank that trains them next, or to their owner if there is none. All other elements stay with their rank,
+and keep the changes of all local steps.
 
-Between two rounds nothing is on its way, and ranks have all that they train next.
+Between two rounds no message is on its way, and every rank has all that it trains next.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Buffers = MutableMapping[str, torch.Tensor]
 
 @dataclass
 class HeldParts:
-    """A rank's part of what is dealt out, in host memory, with the optimizer state that travels along.
+    """A rank's part of the dealt parameters and of their optimizer state, in host memory.
 
-    The owners' rows are out of date until it is ``flushed``.
+    The owners' rows are out of date until ``flushed`` is true.
     """
 
     deal: Partition
@@ -41,7 +42,10 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host memory for a rank's part in a deal, taken from ``buffers``; those of another shape are replaced."""
+    """Return host tensors for a rank's part in a deal, without values.
+
+    They come from ``buffers``; there, tensors that are missing or have another shape are replaced.
+    """
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -50,9 +54,9 @@ def receive_buffers(
 
 
 class EarlyExchange:
-    """The exchange behind a round, in the background. All ranks call the same methods in the same order.
+    """The exchange after a round, done by a background thread. All ranks call the same methods in the same order.
 
-    ``communicator``: one that nothing else uses, and whose calls are counted in `finish`.
+    ``communicator`` must be used by nothing else; `finish` counts its traffic.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class EarlyExchange:
     def leave(self, trained: Tensors) -> None:
         for name, values in self._leaving.items():
             values.copy_(trained[name])
-        self._held.flushed = False  # owners get other values
+        self._held.flushed = False  # the push changes owners' rows: after a rollback a flush must restore them
         self._work.put(self._send)
 
     def finish(self, traffic: Traffic) -> float:
@@ -90,7 +94,7 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Tensors) -> HeldParts:
-        """This rank's part of the next deal: parts that arrived, and parts that stay as trained by now."""
+        """Return this rank's part of the next deal: elements that arrived, and elements that stay, as ``trained``."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

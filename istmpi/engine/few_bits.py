@@ -1,21 +1,23 @@
-"""Values in few bits: as floats of 4 bits (E3M0), and the largest of every 4,096 with their places.
+"""Codecs of few bits: floats of 4 bits (E3M0), and the largest of every 4,096 values with their places.
 
-`Float4`: a sign and three bits of exponent, two values in a byte.
+`Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
     ceil(n / 1024) float32     the largest magnitude of each block of 1,024 values
-    ceil(n / 2) bytes          codes, the first value in the low half: 8 for minus, and 0 for zero or 1 to 7
+    ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7; plus 8 for minus
 
-A magnitude of code c is the block's largest times 2**(c - 7), so the largest is itself; every value becomes the nearest
-that there is. Coding what was decoded changes nothing. Where a block has a value that is not finite, all become NaN.
+A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest magnitude is exact. Each
+value is rounded to the nearest code. Decoded values can be coded again without change. If a block has a value that is
+not finite, all values of the block become NaN.
 
-`TopK`, for SparseLoCo: each tensor is cut into chunks of 4,096 values by itself; its last chunk may be shorter, and
-sends in proportion. Of all chunks one after the other:
+`TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A tensor's last chunk may be shorter; then
+proportionally fewer of its values are sent. A message has two parts, each for all chunks in a row:
 
-    12 bits for each value that is sent: its place in its chunk, rising
-    its values as they are; or 2 bits for each, and for each chunk two bfloat16
+    places      12 bits for each sent value: its place in its chunk, in ascending order
+    values      the sent values unchanged; or 2 bits for each, and behind them two bfloat16 for each chunk
 
-The two bfloat16 are the mean magnitude of those of the chunk's values that are at most their mean, and of the others; 2
-bits say which, and the sign. Each kind fills whole bytes, lowest bits first.
+In 2 bits, a chunk's sent values form two groups: those whose magnitude is at most the mean magnitude, and the others.
+The two bfloat16 are the mean magnitudes of the two groups. A value's low bit says its group, its high bit the sign.
+Bits fill whole bytes, lowest bits first.
 """
 
 from collections.abc import Sequence
@@ -29,13 +31,13 @@ from istmpi.engine.packed_sizes import BLOCK, CHUNK, float4_bytes, top_k_entries
 
 _LEVELS = 7
 _LEAST = 2.0**-_LEVELS
-"""Half of the least magnitude that there is, relative to the block's largest; smaller values become zero."""
+"""Half of the smallest magnitude of a code, relative to the block's largest; smaller values become zero."""
 _MAGNITUDES = torch.tensor([0.0, *(2.0**-power for power in reversed(range(_LEVELS)))])
 _FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 
 
 class Float4:
-    """A codec (`istmpi.comm.codec.Codec`) that rounds nothing at random."""
+    """A codec (`istmpi.comm.codec.Codec`) that rounds to nearest, without random numbers."""
 
     def nbytes(self, elements: int) -> int:
         return float4_bytes(elements)
@@ -65,9 +67,9 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec for the ``top`` largest of every 4,096 values of flat tensors; ``sizes``: their numbers of elements.
+    """A codec that sends the ``top`` largest of every 4,096 values of flat tensors with ``sizes`` elements.
 
-    Its bytes are `istmpi.engine.packed_sizes.top_k_bytes`.
+    `istmpi.engine.packed_sizes.top_k_bytes` gives the length of its messages.
     """
 
     top: int
@@ -90,7 +92,7 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places among all values, one tensor's behind the other's, and the values there."""
+        """Return the places of the sent values in all tensors, concatenated and flat, and these values."""
         kept = torch.tensor(self.kept)
         firsts = accumulate(self.sizes, initial=0)
         starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
@@ -106,7 +108,7 @@ class TopK:
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Places and values of whole chunks, and of the rest: ``[chunk, value]``."""
+        """Return (places, values), each ``[chunk, value]``, for the whole chunks and then for the shorter last one."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -115,14 +117,14 @@ class TopK:
                 magnitudes = part.abs().nan_to_num_(torch.inf)
                 least = magnitudes.topk(count, dim=1).values[:, -1:]
                 above, tied = magnitudes > least, magnitudes == least
-                tied &= tied.cumsum(1) <= count - above.sum(1, keepdim=True)  # of equals the first
+                tied &= tied.cumsum(1) <= count - above.sum(1, keepdim=True)  # of equal magnitudes the first ones
                 places = (above | tied).nonzero()[:, 1].view(-1, count)
                 chosen.append((places, part.gather(1, places)))
         return chosen
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of values ``[chunk, value]``, and the two levels of each chunk."""
+    """Return the 2-bit codes of values ``[chunk, value]``, and the two levels of each chunk, ``[chunk, 2]``."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

@@ -1,7 +1,7 @@
-"""Fragments: the parts of a network, and the local steps after which each leaves in a round. Pure.
+"""Fragments: the parts of a network that are sent one by one during a round, and the steps when they leave. Pure.
 
-A layer is a parameter of two axes or more with those of one axis behind it. Of F fragments, number p has the layers
-p, p+F, p+2F, ...: so each has some of the input's end and some of the output's.
+A layer is a parameter of two or more axes, and the parameters of one axis that follow it. Fragment p of F fragments has
+the layers p, p+F, p+2F, ...: so each fragment has layers near the input and layers near the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from istmpi.engine.axes import Parameter
 
 @dataclass(frozen=True)
 class Departure:
-    """Parameters that leave together after so many local steps of every round, and arrive after so many."""
+    """Parameters that leave together after ``leaves`` local steps of every round, and arrive after ``arrives``."""
 
     leaves: int
     arrives: int
@@ -20,7 +20,7 @@ class Departure:
 
 
 def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
-    """Names by layer, in the network's order; parameters before the first matrix belong to it."""
+    """Return the names of each layer, in the network's order. Parameters before the first matrix join its layer."""
     by_layer: list[list[str]] = []
     has_matrix = True
     for name, parameter in parameters.items():
@@ -39,10 +39,11 @@ FRAGMENTS = 4
 def departures(
     parameters: Mapping[str, Parameter], fragments: int | None, steps: int, delay: int
 ) -> Sequence[Departure]:
-    """The departures of a round of so many local steps, in their order; all have arrived at its end.
+    """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
 
-    They are spread evenly up to the last step from which a fragment can arrive. ``delay`` is cut to what a round has
-    room for; a fragment due before another's arrival leaves with the next one. No more fragments than layers.
+    They are spread evenly, and the last one is ``delay`` steps before the end. A ``delay`` above ``steps - 1`` counts
+    as that. A fragment whose parameters would still be on their way when the next one leaves, leaves together with it.
+    There are at most as many fragments as layers.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

@@ -1,10 +1,10 @@
 """Layouts: the positions of a parameter that each rank has.
 
-Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the part that
-two ranks share, in two layouts, is again an outer product, and every message is ``tensor[np.ix_(...)]``.
+Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the
+elements that two ranks have in common are an outer product, too, and every message is ``tensor[np.ix_(...)]``.
 
-There are three layouts: `Owners`, in which the weights rest between rounds, and those in which they are trained:
-`istmpi.engine.partition.Partition` and, where nothing is dealt out, `Replicated`.
+There are three layouts. `Owners` is the layout of the weights between rounds. In a round the weights are in
+`istmpi.engine.partition.Partition` or, if nothing is dealt out, in `Replicated`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from istmpi.engine.axes import Axis, Parameter, Positions
 
 
 class Layout(Protocol):
-    """The positions of every parameter that each rank has; pure, and the same on every rank."""
+    """The positions of every parameter that each rank has. A layout is pure, and the same on every rank."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -34,15 +34,18 @@ class Layout(Protocol):
         """The most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """The most ranks that have the same element of a tensor with these axis names."""
+        """Return the largest number of ranks that have the same element of a tensor with these axis names."""
 
     def alike(self, names: frozenset[str]) -> bool:
-        """Say whether any two ranks have all or none of such a tensor's elements in common."""
+        """Return True if any two ranks have either the same elements of such a tensor, or no common element."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Contiguous blocks of rows, one a rank, that differ by at most one row: every element has one owner."""
+    """A layout in which each rank owns a contiguous block of rows, so every element has one owner.
+
+    The blocks' lengths differ by at most one row.
+    """
 
     lengths: Mapping[str, int]
     ranks: int
@@ -69,13 +72,13 @@ class Owners:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A layout in which some ranks have everything, by default all, and the others nothing."""
+    """A layout in which the ranks ``members`` have everything, by default all ranks, and the others nothing."""
 
     lengths: Mapping[str, int]
     ranks: int
     members: tuple[int, ...] | None = None
     weights: tuple[int, ...] | None = None
-    """Weights of the ranks in the mean over holders; None if all are the same."""
+    """The weight of each rank in a mean over ranks; None if all weights are the same."""
 
     units = MappingProxyType({})
 

@@ -1,9 +1,9 @@
-"""The outer step: a round's change of the weights, taken as a gradient (DiLoCo, arXiv 2311.08105).
+"""The outer step: it uses a round's change of the weights like a gradient (DiLoCo, arXiv 2311.08105).
 
     velocity <- momentum * velocity + change
     weights  <- start + lr * (change + momentum * velocity)          Nesterov's momentum
 
-With lr 1 and no momentum the weights are where the round led, bit for bit.
+With lr 1 and no momentum the outer step leaves the weights unchanged, bit for bit.
 """
 
 import torch
@@ -13,22 +13,22 @@ from istmpi.engine.store import Tensors
 
 
 class Outer:
-    """The outer optimizer of a run; ``start``: the weights from before the round under way, none where it idles."""
+    """The outer optimizer of a run. ``start``: the weights before the present round; empty if it is ``idle``."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.0):
         self.lr, self.momentum = lr, momentum
         self.idle = lr == 1 and momentum == 0
-        """True if the weights stay where the round led."""
+        """True if the outer step leaves the weights unchanged."""
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
         self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
-        """Take the weights among ``tensors`` from where the round led to where the next one starts, in place.
+        """Replace the weights among ``tensors``, the result of a round, by the next round's start, in place.
 
-        ``trained``: true for elements that any rank trained; the others stay, and their velocity with them, until they
-        are.
+        ``trained``: a mask for each weight, true for the elements that a rank trained. The other elements go back to
+        ``start``, and their velocity stays. By default all elements are trained.
         """
         for name, before in self.start.items():
             weight = tensors[name]

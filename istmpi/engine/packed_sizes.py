@@ -1,27 +1,30 @@
-"""The bytes that packed values take, without torch: `istmpi.engine.few_bits` writes them."""
+"""The number of bytes of packed values, computed without torch. `istmpi.engine.few_bits` writes these bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 BLOCK = 1024
-"""Values of 4 bits that share a scale."""
+"""The number of 4-bit values that share a scale."""
 CHUNK = 4096
-"""Values in a chunk, of which the largest are sent."""
+"""The number of values in a chunk; the largest of them are sent."""
 
 
 def float4_bytes(count: int) -> int:
-    """The bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
+    """Return the bytes of ``count`` values as floats of 4 bits: a float32 for each block, two values in a byte."""
     return 4 * -(-count // BLOCK) + -(-count // 2)
 
 
 def top_k_entries(top: int, sizes: Sequence[int]) -> int:
-    """Count the values sent of tensors of these sizes: ``top`` of a chunk, in proportion of a shorter last one."""
+    """Count the values that tensors of these sizes send: ``top`` for a chunk, fewer for a shorter last chunk."""
     return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """The bytes of the largest values: 12 bits a place; ``itemsize`` a value, or 2 bits and 4 bytes a chunk."""
+    """Return the bytes of the largest values and their places.
+
+    A place has 12 bits. A value has ``itemsize`` bytes; if that is None it has 2 bits, and each chunk 4 more bytes.
+    """
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:
@@ -31,12 +34,12 @@ def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
 
 @dataclass(frozen=True)
 class Largest:
-    """A message of SparseLoCo about changes: the ``top`` largest of every `CHUNK` values, as 2 bits or as they are."""
+    """The form of SparseLoCo's messages: the ``top`` largest changes of every `CHUNK`, in 2 bits each or unchanged."""
 
     top: int
     two_bits: bool
     feedback: float
-    """The part that a rank keeps of what it has not sent in earlier rounds."""
+    """The fraction of its unsent changes that a rank adds to its next change."""
 
     @staticmethod
     def of(settings: Any) -> "Largest":

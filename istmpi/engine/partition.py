@@ -1,4 +1,4 @@
-"""The deal: the units of each unit group that every rank holds in a round."""
+"""The deal of a round: the units of each unit group that every rank holds."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,10 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
-    """The sizes of the consecutive blocks into which ``length`` units are cut, one a rank.
+    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for each rank.
 
-    Without shares they differ by at most one. With shares they follow them by largest remainders, none below one unit.
+    Without ``shares`` the sizes differ by at most one. With ``shares`` they are nearly proportional to them (method of
+    largest remainders), and every block has at least one unit.
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
@@ -35,7 +36,7 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
 
 
 def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int, ...]:
-    """Draw the ranks, ascending, that take part in a round: a fraction of all, at least one, drawn at random."""
+    """Draw the ranks that take part in a round: a ``fraction`` of all, at least one; return them in ascending order."""
     order = rng.permutation(ranks, rng.key(seed, "drawn", round))
     return tuple(sorted(order[: drawn_count(ranks, fraction)].tolist()))
 
@@ -45,7 +46,7 @@ def drawn_count(ranks: int, fraction: float) -> int:
 
 
 def overlaps(length: int, ranks: int, least: int) -> bool:
-    """Say whether ranks that hold ``least`` units of a group each have some in common."""
+    """Return True if several ranks must hold the same unit, because each holds at least ``least`` of ``length``."""
     return ranks > 1 and min(least, length) > length // ranks
 
 
@@ -56,7 +57,7 @@ def check(
     shares: Sequence[float] | None = None,
     least: Mapping[str, int] = NOTHING,
 ) -> None:
-    """Refuse a deal that cannot be made, by name, before anything is trained; arguments as of `Partition.draw`."""
+    """Raise ConfigError if a deal is impossible. The arguments are those of `Partition.draw`."""
     for name in groups:
         if name not in lengths:
             raise ConfigError(
@@ -85,10 +86,10 @@ def check(
 
 @dataclass(frozen=True)
 class Partition:
-    """The deal of a round, and the layout in which every rank holds its subnet.
+    """The deal of a round, which is the layout in which every rank holds its subnet.
 
-    ``units[name][rank]`` are the sorted units of a dealt group that the rank holds: of the ``overlapping`` groups
-    several ranks may hold one. With no groups every rank holds everything: the same engine is then local SGD.
+    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. Several ranks may hold the same unit
+    of the ``overlapping`` groups. Without groups every rank holds everything, as in local SGD.
     """
 
     lengths: Mapping[str, int]
@@ -107,14 +108,14 @@ class Partition:
         redeal: float = 1.0,
         least: Mapping[str, int] = NOTHING,
     ) -> "Partition":
-        """Deal every group at random without replacement: the same on every rank, a pure function of its arguments.
+        """Deal out every group at random without replacement. Pure, so every rank computes the same deal.
 
-        A rank holds at least ``least`` units of a group, or all if there are fewer: it takes them from its place on in
-        the random order, round its end. Several ranks may hold a unit then. Each group has its own generator, keyed by
-        (seed, group, round): a further layer reshuffles no other. With ``redeal`` below 1 only that fraction of a
-        group's units change places each round, and the deal of a round follows from all earlier ones.
-
-        Raises ConfigError when a group has fewer units than there are ranks, and none may be held together.
+        Every rank holds at least ``least`` units of a group, or all if there are fewer. If there are too few for all
+        ranks, ranks share units: each takes consecutive units of the random order, which is treated as a circle. Each
+        group has a random stream for (seed, group, round), so a new group does not change the others' deals. With
+        ``redeal`` below 1 only that fraction of a group's units changes place each round, and a deal depends on all
+        earlier ones. Raises ConfigError if the deal is impossible, e.g. if a group that ranks do not share has fewer
+        units than there are ranks.
         """
         check(lengths, groups, ranks, shares, least)
         units = {}
@@ -152,9 +153,10 @@ class Partition:
         return int(np.bincount(np.concatenate(self.units[name])).max())
 
     def holder(self, axis: Axis) -> np.ndarray | None:
-        """The rank that was dealt all units of each position along an axis: ``[length]`` int64, -1 for none.
+        """Return the rank that holds each position along an axis: ``[length]`` int64, -1 if no rank does.
 
-        None for an axis that is not dealt out. Nothing may overlap.
+        A rank holds a position if it holds the units of all its factors. Returns None for an axis that is not dealt
+        out. No group may overlap.
         """
         assert not self.overlapping
         ranks = axis.spread(self.lengths, self._ranks)
@@ -183,7 +185,7 @@ class Partition:
 
 
 def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.ndarray:
-    """The units of a group in the order in which they are dealt: ``[length]`` int64."""
+    """Return the units of a group in the random order in which they are dealt: ``[length]`` int64."""
     if redeal >= 1:
         return rng.permutation(length, rng.key(seed, "deal", name, round))
     walk = (length, name, seed, redeal)
@@ -201,4 +203,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last round and order of each partly redealt group; the next round goes on from there, not from round 0."""
+"""The last round and order of each partly redealt group. The next round continues from these, not from round 0."""

@@ -1,6 +1,6 @@
-"""The way of the weights through a round, as data: which parameters move between which layouts. Pure.
+"""The route of the weights through a round, as data: which parameters move between which layouts. Pure.
 
-Training carries the legs out (`istmpi.engine.shards`), the cost model sums their bytes (`istmpi.cost.one_round`).
+Training executes the legs (`istmpi.engine.shards`), the cost model sums their bytes (`istmpi.cost.one_round`).
 """
 
 from __future__ import annotations
@@ -22,40 +22,43 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True)
 class Leg:
-    """Parameters that move together, from one layout to another; without layouts their mean goes round a ring."""
+    """Parameters that move together from layout ``source`` to ``target``; without layouts, a mean over all ranks."""
 
     name: str
     parameters: Parameters
     source: Layout | None = None
     target: Layout | None = None
     exclude: Partition | None = None
-    """A partition of whose dealt parameters only those elements move that no rank has in it."""
+    """A deal. Elements of its dealt parameters move only if no rank holds them in this deal."""
     wire: Wire | Largest | None = None
-    """The form in which values travel, perhaps the largest changes alone; None for values as they are."""
+    """The form in which values are sent. `Largest` sends only the largest changes; None sends values unchanged."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The legs of every round of a method that deals out units, or nothing."""
+    """The legs of every round of a method, which may deal out units or nothing."""
 
     owners: Owners
     deal: Callable[[int], Layout]
-    """The layout in which ranks train in a round."""
+    """Return the layout in which ranks train in a round."""
     groups: Sequence[str] = ()
     stays: bool = False
-    """Dealt parameters stay with their holders until the next deal; otherwise owners get them in each round."""
+    """True if dealt parameters stay with their holders until the next deal; otherwise owners get them each round."""
     common: frozenset[str] = frozenset()
-    """Parameters that stay on all ranks, which take their mean round a ring."""
+    """Names of the parameters that all ranks keep. The ranks take their mean, usually over a ring."""
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Local steps before a round's end at which weights leave; the next round's pull then begins with the round."""
+    """Number of local steps before a round's end at which weights leave, or 0.
+
+    Above 0, the pull for the next round begins with the round.
+    """
     last: Collection[int] = ()
-    """Rounds after which nothing leaves early."""
+    """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"
     seed: int = 0
     largest: Largest | None = None
-    """The changes of common weights that ranks send in place of a ring's mean; their slots are each rank's own then."""
+    """The largest changes of common weights, if ranks send those alone. Each rank then has its own values of slots."""
 
     @property
     def keeps_all(self) -> bool:
@@ -67,10 +70,11 @@ class Route:
     def into(
         self, parameters: Parameters, round: int, before: Partition | None, present: Collection[str] = ()
     ) -> Iterator[Leg]:
-        """Yield the legs that bring ranks the parameters of a round: straight from holders, and from owners.
+        """Yield the legs that bring ranks the parameters of a round: from their last holders and from their owners.
 
-        ``before``: the deal in which ranks hold dealt parameters; None where all are with their owners. ``present``:
-        names that every rank has already. A run's first values and the common parameters travel as they are.
+        ``before``: the deal in which ranks hold dealt parameters; None if all are with their owners. ``present``: names
+        of parameters that every rank has already. Common parameters are sent unchanged; so are all in round 0, if the
+        route has ``common`` parameters or ``stays``.
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
@@ -85,7 +89,7 @@ class Route:
             yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield the legs that take a round's weights where they belong: round the ring, and to their owners."""
+        """Yield the legs at a round's end: the mean of common parameters, and the way of the others to their owners."""
         after = self.deal(round + 1) if self.stays else None
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
@@ -94,7 +98,7 @@ class Route:
                 common = {name: common[name] for name in weights_among(common)}
             yield Leg(MEAN, common, wire=self.largest or self._wire(round, MEAN))
         if dealt:
-            # A later flush must write the values that arrived: the sender's own become those.
+            # A later flush must write the values that arrived, so the sender replaces its own by these.
             wire = self._wire(round, PUSH, settles=after is not None and not self.leaves_early(round))
             yield Leg(PUSH, dealt, self.deal(round), self.owners, after, wire)
 
@@ -111,16 +115,16 @@ class Route:
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """The deal that ranks take back from the owners before a job's first round; None if they need none.
+        """Return the deal that ranks get back from the owners before a job's first round; None if they need none.
 
-        A hop rounds values that a resumed run must round from the same ones.
+        A hop rounds the values that it sends. A resumed run must round the same values, so it first gets those back.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)
         return None
 
     def legs(self, parameters: Parameters, round: int, fresh: bool) -> Sequence[Leg]:
-        """The legs that a round executes; ``fresh``: it is the first one of a method in a job."""
+        """Return the legs that a round executes. ``fresh``: True in the first round that a method runs in a job."""
         common = {name for name in parameters if self.is_common(name)}
         before = self.deal(round - 1) if self.stays and round else None
         legs: list[Leg] = []

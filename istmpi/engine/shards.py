@@ -1,7 +1,7 @@
-"""The newest values of every parameter: their places, and their way to the ranks that train them and back.
+"""The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
 
-Between rounds the rows of the store are the owners'. Newer values of dealt parameters may be with their holders, and
-those of common parameters are on every rank; `Shards.flush` brings them to the owners.
+Between rounds each rank's store has the rows that it owns. Newer values of dealt parameters may be with their holders,
+and newer values of common parameters are on every rank; `Shards.flush` brings them to the owners.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from istmpi.engine.wire import forms_of
 
 
 class Shards:
-    """The parameters as one rank sees them: `fetch`, `give` and `outer_step` in every round, `flush` and `rollback`.
+    """The parameters as one rank sees them. Every round calls `fetch`, `give` and `outer_step`.
 
-    All methods are collective. ``restored``: values of this rank alone from between two rounds, by name, from which it
-    resumes.
+    All ranks call the same methods in the same order. ``restored``: this rank's own values from a checkpoint, by name,
+    with which it resumes.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Shards:
         self._restored = dict(restored or {})
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
-        """Tensors that all ranks have, on this rank's device; empty where they must come from the owners."""
+        """Common tensors, whole, on this rank's device; empty if they must be fetched from the owners."""
         self.alike: dict[str, torch.Tensor] = {}
-        """Slots of which all ranks have the same values, whole, on this rank's device: an outer step's velocity."""
+        """Slots with the same values on all ranks, whole, on this rank's device, such as an outer step's velocity."""
         self._mean_taken = True
         """True if all ranks have the same values of the common parameters."""
         self._reached: dict[str, torch.Tensor] = {}
@@ -63,7 +63,7 @@ class Shards:
         self._early: EarlyExchange | None = None
 
     def fetch(self, round: int, tensors: Tensors) -> None:
-        """Fill this rank's tensors with the values from which it trains in a round."""
+        """Fill ``tensors`` with the values with which this rank begins a round."""
         route, store, deal = self.route, self.store, self.route.deal(round)
         if self._held is None and (before := route.recovered(round)):
             self._held = self._recovered(before)
@@ -90,10 +90,10 @@ class Shards:
             self._sparse.begin(weights, self._restored, targets)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
-        if self._sparse and route.every == 1:  # a round that is dropped must leave them as they were
+        if self._sparse and route.every == 1:  # `rollback` restores them after a dropped round
             self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
         self.outer.begin(common or store.tensors)
-        self._communicator.release_scratch()  # local steps have its memory
+        self._communicator.release_scratch()  # local steps need its memory
         if route.leaves_early(round):
             buffers = self._arriving, self._leaving
             self._early = EarlyExchange(self._held, route, round, store, self._beside, *buffers)
@@ -108,7 +108,7 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Send trained values where they belong: a mean round the ring, a push to owners, or the early exchange."""
+        """Send the values trained in a round on: take the mean, push to owners, or end the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
@@ -121,11 +121,11 @@ class Shards:
                 self._push(round, leg, trained)
         common = {name: trained[name] for name in moved if route.is_common(name)}
         self._mean_taken, self._restored = route.mean_is_due(round), {}
-        # Up to the next mean the owners have nothing of it: a round that is dropped must leave it as it was.
+        # Owners do not have these values before the next mean, so a copy is kept in case the next round is dropped.
         self._common = common if route.every == 1 else {name: values.clone() for name, values in common.items()}
 
     def outer_step(self) -> None:
-        """Follow the round's change by the outer step, and give the owners the common parameters."""
+        """Take the outer step on the round's change, and give the owners the common parameters."""
         if not self._common:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
@@ -164,10 +164,10 @@ class Shards:
     def through_owners(
         self, tensors: Tensors, serve: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Send whole parameters to their owners by rows; return what these send back, whole, on this rank's device.
+        """Send whole parameters to their owners, row by row, and return the owners' replies as whole parameters.
 
-        ``serve(name, rows)`` is called by the owner with all ranks' values of its rows, ``[rank, row, ...]``, and
-        returns what each rank gets back, of that shape.
+        ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row, ...]``. It returns
+        the reply to each rank, in the same shape. Results are on the devices of ``tensors``.
         """
         rank, ranks, owners = self._communicator.rank, self._communicator.size, self.store.owners
         back = {}
@@ -192,15 +192,15 @@ class Shards:
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
-        """The values of common parameters that other ranks do not have, whole, in host memory."""
+        """Return the values of common parameters that only this rank has, whole, in host memory."""
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
-            tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # owners get the mean of now
+            tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # else owners have them
         return tensors
 
     def keep(self, tensors: Tensors) -> None:
-        """Give the owners their rows of tensors that every rank has."""
+        """Copy this rank's owned rows from whole tensors, which every rank has, into the store."""
         with self._clock(PUSH):
             self.store.keep(on_host(tensors))
 
@@ -268,5 +268,5 @@ class Shards:
 
     def _finish_early(self) -> None:
         early, self._early = self._early, None
-        with self._communicator.waiting("exchange"):  # a thread of this rank waits, and the rank is not idle
+        with self._communicator.waiting("exchange"):  # a background thread waits, so the rank is not idle
             self._clock.background += early.finish(self._communicator.traffic)

@@ -1,8 +1,8 @@
-"""Shares: the relative amounts that ranks are dealt from round to round, which may follow measured times.
+"""Shares: the relative sizes of the ranks' subnets in each round; they may follow measured times.
 
-As in AdapTrain a rank's next share is its present one divided by the square root of the seconds that its local steps
-take, scaled to a sum of 1. What a subnet costs grows with its share at least a little and at most with its square, so
-that this approaches equal times from one side: it does not oscillate.
+As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps,
+and all shares are scaled to a sum of 1. The cost of a subnet grows with its share, at most with the share's square. So
+the ranks' times approach each other from one side, without oscillation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,24 @@ from math import sqrt
 from statistics import median
 
 AUTO = "auto"
-"""The setting for shares that follow the measured times."""
+"""The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Rounds with the present shares before they may change; the median of their seconds counts, rank by rank."""
+"""Number of rounds with the same shares before they may change; each rank's median time of these counts."""
 CHANGE = 0.05
-"""The least relative change of a share for which shares change."""
+"""Shares change only if the relative change of one of them is above this."""
 LEAST = 0.1
-"""The least share of a rank relative to an equal one: a few units would be worth nothing."""
+"""The least share of a rank, as a fraction of an equal share: a subnet of few units would be useless."""
 LEAD = 2
-"""Rounds from a measured one to the first that may have other shares: the deal in between is drawn already."""
+"""Rounds from a measured round to the first with new shares: the deal of the round between is drawn already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """The shares that follow from these and the ranks' seconds of local steps with them; their sum is 1."""
+    """Return the next shares after ``shares``, with which the ranks' local steps took ``seconds``; their sum is 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
     total = sum(next_shares)
-    # Few digits, for they stand in every line of the metrics: who reads them there has the very same shares.
+    # Every line of the metrics has the shares, so they have few digits; a reader gets exactly the same shares.
     return tuple(float(f"{share / total:.6g}") for share in next_shares)
 
 
@@ -40,9 +40,10 @@ def share_of(rank: int) -> str:
 
 
 class Shares:
-    """The shares of every round of a run on so many ranks: those of its settings, or those of a log.
+    """The shares of every round of a run: those of its settings, or those of a log.
 
-    ``log``: shares by the first round with them; before that they are equal. With ``follows`` it grows by itself.
+    ``log``: shares by the first round that has them. Rounds before have the ``given`` shares, by default equal ones.
+    If the shares follow measured times (``follows``), `change` adds to the log.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Shares:
         self._seconds: list[Sequence[float]] = []
 
     def of(self, round: int) -> Sequence[float] | None:
-        """The shares of a round; None for equal ones."""
+        """Return the shares of a round; None for equal shares."""
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """The log of the rounds before, at and after one: the last trained, and all decided by then."""
+        """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if they cannot change or are still equal."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -73,7 +74,10 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Take the ranks' seconds of local steps of a round that is done; return shares for `change` if they should."""
+        """Note the ranks' seconds of local steps of a finished round.
+
+        Returns new shares for `change`, or None if the shares should stay.
+        """
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
@@ -85,7 +89,10 @@ class Shares:
         return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
-        """Take over the log of so many ranks; shares begin anew on another number of ranks, and a given log stays."""
+        """Continue with the log of an earlier job on ``ranks`` ranks.
+
+        It is ignored if this run has another number of ranks, or if shares do not follow measured times.
+        """
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))
 

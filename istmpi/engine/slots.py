@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 VELOCITY = "velocity"
-"""The kind of slot that has an outer step's momentum."""
+"""The kind of the slot for the momentum of the outer step."""
 
 
 class Slot(str):
-    """The name of a tensor beside a parameter, with its axes, such as momentum; as text PARAMETER/SLOT (`named`)."""
+    """The name of a tensor that belongs to a parameter and has its axes, such as momentum.
+
+    As text it is PARAMETER/KIND, which `named` parses.
+    """
 
     parameter: str
     kind: str
-    """The slot's name beside any parameter: ``momentum_buffer``."""
+    """The slot's name without its parameter's, such as ``momentum_buffer``."""
 
     def __new__(cls, parameter: str, kind: str) -> Slot:
         self = super().__new__(cls, f"{parameter}/{kind}")
@@ -25,13 +28,13 @@ class Slot(str):
 
 
 def named(text: str) -> str | Slot:
-    """Parse a name from a file: a parameter's, or a slot's."""
+    """Parse a tensor's name from a file: that of a parameter, or a `Slot`."""
     parameter, slash, kind = text.partition("/")
     return Slot(parameter, kind) if slash else text
 
 
 def parameter_of(name: str) -> str:
-    """The parameter to which a name belongs: itself, or that of the slot."""
+    """Return the parameter to which a name belongs: the name itself, or for a slot its parameter."""
     return name.parameter if isinstance(name, Slot) else name
 
 

@@ -1,7 +1,7 @@
-"""The mean over ranks of the largest of what each has changed, as SparseLoCo takes it (arXiv 2508.15706).
+"""The mean over ranks of each rank's largest changes, as in SparseLoCo (arXiv 2508.15706).
 
 error  <- feedback * error + (tensor - start)
-sent   <- the largest of error, perhaps as 2 bits
+sent   <- the largest values of error, perhaps in 2 bits each
 error  <- error - sent
 tensor <- start + the mean of what all have sent
 """
@@ -17,11 +17,11 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.store import Tensors
 
 ERROR, START = "error", "last-mean"
-"""The kinds of slots for what a rank has not sent yet, and for the last mean: its own, never with the owners."""
+"""The kinds of slots for a rank's unsent changes, and for its values at the last mean; owners never have them."""
 
 
 class SparseMean:
-    """A mean of weights of which ranks send but the largest changes; what is left is added to the next change."""
+    """A mean of weights for which each rank sends only its largest changes; the rest is added to its next change."""
 
     def __init__(self, largest: Largest):
         self._largest = largest
@@ -29,7 +29,11 @@ class SparseMean:
         self._starts: dict[str, torch.Tensor] = {}
 
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
-        """Note weights, in host memory, as those before a change; errors are zeros, or those of a checkpoint."""
+        """Note ``weights``, in host memory, as the values before a change.
+
+        Slots in ``restored``, from a checkpoint, replace them. Without these, errors stay, or are zeros at first.
+        ``targets``: tensors on the device where the values are kept.
+        """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)
             self._starts[name] = start.to(targets[name].device, copy=True)
@@ -41,12 +45,12 @@ class SparseMean:
         return slots | {Slot(name, START): values for name, values in self._starts.items() if with_starts}
 
     def start_from(self, tensors: Tensors) -> None:
-        """Note where the next change begins."""
+        """Note these values as the start of the next change."""
         for name, start in self._starts.items():
             start.copy_(tensors[name])
 
     def take(self, tensors: Tensors, communicator: Communicator) -> None:
-        """Replace tensors by their means. Collective."""
+        """Replace tensors by the start plus the mean of the sent changes. Collective."""
         starts = self._starts
         for name, start in starts.items():
             self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())

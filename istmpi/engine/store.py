@@ -1,7 +1,7 @@
-"""This rank's owned rows of every parameter, in which the weights rest between rounds, and copies to its device.
+"""The rows of every parameter that this rank owns, where the weights are between rounds; copies to the device.
 
-No rank ever has the full network. Initial values are a function of the seed and of the element's global position
-alone, so the network is the same at any number of ranks.
+A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
+position, so the network is the same for any number of ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,15 +19,16 @@ from istmpi.engine.slots import Slot, weights_among
 Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
-"""Elements drawn at a time, which bounds the memory of the initialisation."""
+"""The number of elements that are drawn at a time; it bounds the memory of the initialisation."""
 
 
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``; optimizer state has the name of a `Slot`.
-    ``scale`` goes with the weights: the factors by which the full network multiplies the contributions of each unit
-    group (`istmpi.models.architecture.Architecture.factor`), a subnet's share of them; ``fitted`` has others for some.
+    ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
+    ``scale`` has a factor for each unit group, by which the full network multiplies the group's contributions
+    (`istmpi.models.architecture.Architecture.factor`). ``fitted`` has better factors for some groups of the full
+    network, which replace those of ``scale`` there.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -63,7 +64,7 @@ class ParameterStore:
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
-        """Return 64 bits of this rank's rows; their sum over ranks modulo 2**64 is the same on any number of ranks."""
+        """Return a 64-bit digest of this rank's rows. The sum over ranks modulo 2**64 is independent of their number."""
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
@@ -77,7 +78,7 @@ class ParameterStore:
         return total % 2**64
 
     def not_finite(self) -> str:
-        """This rank's first weight that is not finite, as ``name[row, column] is nan``; empty where all are."""
+        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; "" if there is none."""
         for name in weights_among(self.parameters):
             parameter, values = self.parameters[name], self.tensors[name]
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
@@ -89,16 +90,16 @@ class ParameterStore:
         return ""
 
     def keep(self, tensors: Tensors) -> None:
-        """Take this rank's rows from tensors that hold whole parameters."""
+        """Copy this rank's rows from ``tensors``, which are whole parameters; names without a parameter are ignored."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
     def add_slots(self, slots: Collection[str]) -> None:
-        """Add rows of zeros for these kinds of slots of every parameter, or for single slots.
+        """Add slots, filled with zeros.
 
-        Slots that are there already stay as they are.
+        An entry of ``slots`` is a single `Slot`, or a kind that every parameter gets. Existing slots stay unchanged.
         """
         weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
         kinds, requested = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
@@ -113,7 +114,7 @@ class ParameterStore:
                 self.tensors[name] = self._zeros(parameter)
 
     def drop_slots(self, except_for: Collection[str]) -> None:
-        """Remove all slots except these, which are named as in `add_slots`."""
+        """Remove all slots except those in ``except_for``, whose entries are as in `add_slots`."""
         kept = {*except_for}
         for name in list(self.parameters):
             if isinstance(name, Slot) and kept.isdisjoint((name, name.kind)):
@@ -131,7 +132,7 @@ class ParameterStore:
 
 
 def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return host tensors to receive values for these: the same ones where they are in host memory already."""
+    """Return host tensors that can receive values for ``tensors``; a tensor in host memory is returned itself."""
     return {
         name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         for name, tensor in tensors.items()
@@ -139,7 +140,7 @@ def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return these tensors' values in host memory, without a copy where they are there already."""
+    """Return the tensors in host memory; a tensor that is there already is not copied."""
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 

@@ -1,6 +1,6 @@
-"""Moves every parameter from one layout to another with one exchange of all ranks with all.
+"""Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
-Two parts of a tensor meet in the outer product of their per-axis intersections, so a message is
+The elements that two ranks have in common are the outer product of per-axis intersections, so a message is
 ``tensor[np.ix_(...)]`` for each parameter in turn. Sender and receiver both compute it from the layouts: no index ever
 crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
 """
@@ -29,9 +29,9 @@ _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 class Transfer:
     """The plan that moves values from a source layout to a target layout, seen from one rank.
 
-    Every element that a rank has in the target becomes the mean over the ranks that have it in the source; one that
-    no rank has there keeps its value. With one source that is a copy; equal values stay as they are, bit for bit.
-    Where ranks hold some of another's elements, as with several holders a unit, each element has a mean of its own.
+    Every element that a rank has in the target becomes the mean over the ranks that have it in the source. If only one
+    rank has it there, it is copied; if no rank has it, the target keeps its value. The mean of equal values is exact.
+    If parts of ranks overlap only partly, because units have several holders, each element gets its own mean.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Transfer:
         exclude: Partition | None = None,
         wire: Wire | None = None,
     ):
-        """``weights``: how much each rank's values count in a mean; by default all the same.
+        """``weights``: the weight of each rank in a mean; by default all are equal.
 
-        ``exclude``: a deal; of the parameters that it deals out only those elements move that no rank has in it.
-        ``wire``: the form of values that travel, and of a rank's own copy in a mean; by default as they are.
+        ``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it. ``wire``: the form
+        of the values that are sent, and of a rank's own values in a mean; None for unchanged values.
         """
         self.rank = rank
         self.ranks = source.ranks
@@ -66,7 +66,7 @@ class Transfer:
 
     @cached_property
     def bytes_sent(self) -> int:
-        """Bytes that this rank hands to MPI; what stays on the rank does not count."""
+        """The bytes that this rank hands to MPI, without those that stay on the rank."""
         return sum(
             block.sent_nbytes for peer, message in enumerate(self.sends) if peer != self.rank for block in message
         )
@@ -76,7 +76,7 @@ class Transfer:
     ) -> None:
         """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
 
-        Both map each parameter's name to a contiguous tensor in host memory, of the shape of this rank's part.
+        ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
         """
         means = {name: _MeanByElement(target[name]) for name in self._overlapping if name in target}
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
@@ -114,12 +114,12 @@ class Transfer:
             mean.write(target[name])
 
     def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-        """Fill what this rank has in both layouts from its own tensors, where no mean is taken. Local."""
+        """Copy the elements that this rank has in both layouts from ``source`` to ``target``, without a mean. Local."""
         for kept, block in zip(self.sends[self.rank], self.receives[self.rank], strict=True):
             block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Marks of the elements of these tensors of the target layout that the transfer fills: true or false."""
+        """Return a boolean mask for each tensor of ``target``: True for the elements that the transfer fills."""
         marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
         for message in self.receives:
             for block in message:
@@ -137,7 +137,7 @@ class Transfer:
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """Return for every peer the blocks of this rank's tensors that the peer has as well."""
+        """Return, for every peer, the blocks of this rank's tensors that the peer has, too."""
         places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
         axes = [*dict.fromkeys(chain(*places))]
         positions = [here.positions(*axis, self.rank) for axis in axes]
@@ -146,7 +146,7 @@ class Transfer:
         for (name, parameter), its in zip(self._parameters, places, strict=True):
             parts = [axes.index(axis) for axis in its]
             dealt = [holders[at] for at in parts if holders[at] is not None]
-            if len(dealt) != 1 or (dealt[0] < 0).any():  # else some rank has each of its elements
+            if len(dealt) != 1 or (dealt[0] < 0).any():  # otherwise every element has a holder, and none moves
                 mean = self._source.copies(parameter.pattern.names) > 1
                 moved.append((parts, bool(dealt), (parameter.itemsize, mean), name))
         messages = []
@@ -165,7 +165,7 @@ class Transfer:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[str, int]]:
-        """The form of every tensor, and its scales in a message."""
+        """Each tensor's form, and the number of its scales in a message."""
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
         forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
         lengths = self._source.lengths
@@ -181,7 +181,7 @@ class Transfer:
         return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
-        """Cut sends and receives into as many rounds as the staging limit asks for: the same number on every rank."""
+        """Yield (sends, receives) in rounds that fit the staging limit; every rank has the same number of rounds."""
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return
@@ -238,9 +238,9 @@ def _unpack(
     weights: Sequence[float],
     means: Mapping[str, "_MeanByElement"],
 ) -> None:
-    """Write received blocks where they belong; blocks that several ranks sent become their mean, in rank order.
+    """Write received blocks into their places in ``target``.
 
-    Blocks of which ranks sent different parts are added to ``means``.
+    A block that several ranks sent becomes their mean, in rank order. Blocks of tensors in ``means`` are added there.
     """
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
@@ -258,7 +258,7 @@ def _unpack(
 
 
 class _MeanByElement:
-    """The weighted means of a tensor's elements with different senders, each as `_mean` computes it."""
+    """The weighted mean of each element of a tensor, if elements have different senders; computed like `_mean`."""
 
     def __init__(self, target: torch.Tensor):
         self._exact = target.dtype == torch.float64 or not target.is_floating_point()
@@ -286,7 +286,7 @@ class _MeanByElement:
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """The weighted mean as the first copy plus the mean difference from it: equal copies give their value."""
+    """Return the weighted mean: the first copy plus the mean difference from it, so equal copies give their value."""
     (first, _), *others = copies
     if not others:
         return first

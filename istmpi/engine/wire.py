@@ -1,7 +1,7 @@
-"""The form in which each tensor travels (`istmpi.comm.codec`), and a transfer's blocks in that form.
+"""Chooses the form in which each tensor is sent (`istmpi.comm.codec`), and codes a transfer's blocks in that form.
 
-A block's values round by their place in the whole block, and its scales stand for equal parts of it: so what arrives
-does not depend on how messages are cut.
+A value's rounding depends on its place in the whole block, and each scale belongs to an equal part of the whole block.
+So the received values do not depend on how messages are cut.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from istmpi.engine.blocks import Block, Message
 
 _AT_ONCE = 2**18
-"""Values whose scales are found at a time, if they are not all in one row."""
+"""The number of values whose scales are computed at a time, unless one row has more."""
 
 VALUES_A_SCALE = 128
-"""The least expected number of values for a scale in a message between an owner and a holder."""
+"""The least expected number of values per scale in a message between an owner and a holder."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
-    """The form of a tensor under a setting of method.wire.
+    """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent unchanged.
 
-    Where a codec is not for all, slots keep the eight bits of bfloat16, relative to each value: a second moment that
-    became 0 would make a step as long as it likes. So do tensors of one axis, of which there are few.
+    Some codecs are too coarse for slots: a second moment that is rounded to 0 allows steps of any length. With these,
+    slots are sent as bfloat16, which keeps eight bits of each value; so are tensors of one axis, which are small.
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT
@@ -46,9 +46,9 @@ def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
 
 
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """The number of a tensor's scales in every message that has a part of it: the same in all deals.
+    """Return the number of scales that a tensor has in every message with a part of it; it is 0 without scales.
 
-    So their bytes are known without knowing which elements a message has. ``groups``: what is dealt out.
+    It is the same in all deals, so the bytes of scales are known without the deal. ``groups``: the dealt unit groups.
     """
     if form == EXACT or not CODECS[form].scaled:
         return 0
@@ -56,20 +56,20 @@ def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], group
 
 
 class BlockCodec:
-    """Encodes and decodes the blocks of one transfer on one rank, slabs in their order.
+    """Encodes and decodes the blocks of one transfer on one rank. A block's slabs must come in order.
 
-    ``sends``: this rank's whole messages; ``tensors``: what they are made of.
+    ``sends``: this rank's messages before they are cut; ``tensors``: the tensors that they are packed from.
     """
 
     def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
         self._key, self._tensors = key, tensors
         self._whole = {(peer, block.name): block for peer, message in enumerate(sends) for block in message}
         self._sent: dict[tuple[int, str], np.ndarray] = {}
-        """The exponents of a block's scales, which travel with its first slab, by peer and name."""
+        """The exponents of a block's scales, by (peer, name). They are sent with the block's first slab."""
         self._received: dict[tuple[int, str], np.ndarray] = {}
 
     def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:
-        """Write a block of this rank's message to a peer into ``out``, bytes."""
+        """Write a block of this rank's message to ``peer`` into ``out``, an array of bytes."""
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:
@@ -81,13 +81,13 @@ class BlockCodec:
         out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_run)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
-        """The values of a block of a peer's message to this rank, as the bits of float32."""
+        """Return the values of a block that ``peer`` sent, as int32 with the bits of float32."""
         if block.scales and block.is_first:
             self._received[peer, block.name] = coded[: block.scales].copy()
         return self._decoded(block, coded, self._received.get((peer, block.name)))
 
     def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
-        """Replace the values of a block, where it was made from, by those that a peer will have."""
+        """Replace a block's values in this rank's tensor by the rounded values that ``peer`` gets."""
         block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get((peer, block.name))))
 
     def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
@@ -96,7 +96,7 @@ class BlockCodec:
         return values.view(np.int32).reshape(block.shape)
 
     def through(self, block: Block, rank: int) -> np.ndarray:
-        """The values of a block that stays on this rank as they would arrive."""
+        """Return the values of a block that stays on this rank, rounded as if it had been sent."""
         coded = np.empty(block.sent_nbytes, np.uint8)
         self.encode(block, rank, rank, coded)
         return self.decode(block, rank, coded)
@@ -116,7 +116,7 @@ def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
-    """The scales of a block's values, run after run, and the number of values of each run."""
+    """Return the scale number of each run of values that share a scale, and the length of each run."""
     length = -(-block.elements // block.scales)
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))
