@@ -49,10 +49,7 @@ class Route:
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Number of local steps before a round's end at which weights leave, or 0.
-
-    Above 0, the pull for the next round begins with the round.
-    """
+    """Weights leave this many local steps before a round's end; above 0 the next pull begins with the round."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"

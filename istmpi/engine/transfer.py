@@ -137,7 +137,7 @@ class Transfer:
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """Return, for every peer, the blocks of this rank's tensors that the peer has, too."""
+        """Return each peer's blocks: parts of this rank's tensors that the peer has, too."""
         places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
         axes = [*dict.fromkeys(chain(*places))]
         positions = [here.positions(*axis, self.rank) for axis in axes]
