@@ -2,7 +2,7 @@
 
 Deals are known in advance. If no rank trains an element in this round, but a rank trains it next, its owner sends it at
 this round's beginning. If a rank does not train an element next, the element leaves before the last local steps: to the
-rank that trains it next, or else to its owner. All other elements stay, and keep all local steps.
+rank that trains it next, or else to its owner. All others stay.
 
 Between two rounds no message is on its way, and every rank has all that it trains next.
 """

@@ -202,4 +202,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last round and order of each partly redealt group. The next round continues from these, not from round 0."""
+"""The last round and order of each partly redealt group; the next round goes on from there, not from round 0."""

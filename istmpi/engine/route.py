@@ -114,7 +114,7 @@ class Route:
     def recovered(self, round: int) -> Partition | None:
         """Return the deal that ranks get back from the owners before a job's first round; None if they need none.
 
-        A hop rounds the values that it sends. A resumed run must round the same values, so it first gets those back.
+        A hop rounds the values that it sends. A resumed run must round the same ones.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)

@@ -95,7 +95,7 @@ class OwnOptimizer:
 
 
 class _Pilot:
-    """An optimizer without values, which computes the options of its groups at any local step of the schedule."""
+    """An optimizer without values; it has the options of its groups at any local step."""
 
     def __init__(
         self,
