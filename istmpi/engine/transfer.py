@@ -146,7 +146,7 @@ class Transfer:
         for (name, parameter), its in zip(self._parameters, places, strict=True):
             parts = [axes.index(axis) for axis in its]
             dealt = [holders[at] for at in parts if holders[at] is not None]
-            if len(dealt) != 1 or (dealt[0] < 0).any():  # otherwise every element has a holder, and none moves
+            if len(dealt) != 1 or (dealt[0] < 0).any():  # else no element moves
                 mean = self._source.copies(parameter.pattern.names) > 1
                 moved.append((parts, bool(dealt), (parameter.itemsize, mean), name))
         messages = []

@@ -20,7 +20,7 @@ WATCHED = 2**24
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Raise ConfigError if an input tensor is on another device. ``network``: the first words of the error."""
     if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
-        return  # the usual case, made fast because every pass of the module comes here
+        return  # the usual case; every pass comes here
     for x in tensors_of((inputs, named)):
         if x.device != device:
             raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
