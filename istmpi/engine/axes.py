@@ -78,10 +78,7 @@ class Axis:
         return prod(factor.length(lengths) for factor in self.factors)
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Return the sorted positions along this axis that a rank holds.
-
-        ``units``: the rank's units of each dealt name. The rank holds all units of the other names.
-        """
+        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units of other names."""
         if self.names.isdisjoint(units):
             return range(self.length(lengths))
         if len(self.factors) == 1:
@@ -93,10 +90,7 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Turn values per unit into values per position along this axis.
-
-        ``of_units``: an array ``[unit]`` for each name. The result has an array ``[position]`` for each such factor.
-        """
+        """Return, for each factor named in ``of_units``, its values ``[unit]`` by position along this axis."""
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -184,10 +178,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """Return the axis lengths of a rank's subnet.
-
-    The length of a dealt name is the number of its units in ``units``; ``name[k]`` is 1 if unit k is there, else 0.
-    """
+    """Return the axis lengths of the subnet with ``units``; ``name[k]`` has length 1 if it has unit k, else 0."""
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():

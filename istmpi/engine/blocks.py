@@ -29,10 +29,7 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The holder of each position in a third layout, per axis; None for an axis that is not dealt out.
-
-    Elements that a rank holds in that layout are left out. Empty if no element is left out.
-    """
+    """The holders of the positions of each dealt axis in a third layout, else None; its elements are left out."""
     form: str = EXACT
     """The form in which its values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
@@ -137,15 +134,12 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into rounds: ``[round][peer]``.
-
-    A peer gets at most ``capacity`` bytes in a round, or one slab that cannot be cut further.
-    """
+    """Cut messages into rounds: ``[round][peer]``. A peer gets at most ``capacity`` bytes a round, or one slab."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message into shorter ones. The cuts depend on shapes alone, so sender and receiver make the same ones."""
+    """Cut a message by shapes alone, so that both ends cut alike."""
     part: list[Block] = []
     room = capacity
     for block in message:

@@ -1,9 +1,8 @@
 """Exchanges parameters for the next round while the present round still takes local steps (method.delay).
 
-Deals are known in advance. Elements that no rank trains in this round, but a rank trains in the next, are sent by their
-owners from the beginning of this round. Elements that a rank does not train next leave it before the last local steps.
-They go to the rank that trains them next, or to their owner if there is none. All other elements stay with their rank,
-and keep the changes of all local steps.
+Deals are known in advance. If no rank trains an element in this round, but a rank trains it next, its owner sends it at
+this round's beginning. If a rank does not train an element next, the element leaves before the last local steps: to the
+rank that trains it next, or else to its owner. All others stay.
 
 Between two rounds no message is on its way, and every rank has all that it trains next.
 """
@@ -42,10 +41,7 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal, without values.
-
-    They come from ``buffers``; there, tensors that are missing or have another shape are replaced.
-    """
+    """Return host tensors for a rank's part in a deal, from ``buffers``; those of other shapes are replaced there."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:

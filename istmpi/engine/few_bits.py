@@ -6,18 +6,17 @@
     ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7; plus 8 for minus
 
 A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest magnitude is exact. Each
-value is rounded to the nearest code. Decoded values can be coded again without change. If a block has a value that is
-not finite, all values of the block become NaN.
+value is rounded to the nearest code. Decoded values can be coded again without change. If a value is not finite, all
+values of its block become NaN.
 
-`TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A tensor's last chunk may be shorter; then
-proportionally fewer of its values are sent. A message has two parts, each for all chunks in a row:
+`TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A shorter last chunk sends proportionally fewer
+values. A message has two parts, each for all chunks in a row:
 
-    places      12 bits for each sent value: its place in its chunk, in ascending order
-    values      the sent values unchanged; or 2 bits for each, and behind them two bfloat16 for each chunk
+    12 bits for each sent value: its place in its chunk, ascending
+    the sent values unchanged; or 2 bits for each, and then two bfloat16 for each chunk
 
-In 2 bits, a chunk's sent values form two groups: those whose magnitude is at most the mean magnitude, and the others.
-The two bfloat16 are the mean magnitudes of the two groups. A value's low bit says its group, its high bit the sign.
-Bits fill whole bytes, lowest bits first.
+The two bfloat16 are the mean magnitudes of two groups of a chunk's sent values: those up to their mean magnitude, and
+those above. Of 2 bits the low one says the group, the high one the sign. Bytes are filled from their lowest bits.
 """
 
 from collections.abc import Sequence
@@ -108,7 +107,7 @@ class TopK:
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (places, values), each ``[chunk, value]``, for the whole chunks and then for the shorter last one."""
+        """Return (places, values), both ``[chunk, value]``: of the whole chunks, then of the rest."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -124,7 +123,7 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the 2-bit codes of values ``[chunk, value]``, and the two levels of each chunk, ``[chunk, 2]``."""
+    """Return codes of values ``[chunk, value]``, and each chunk's two levels ``[chunk, 2]``."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

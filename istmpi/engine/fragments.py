@@ -41,9 +41,8 @@ def departures(
 ) -> Sequence[Departure]:
     """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
 
-    They are spread evenly, and the last one is ``delay`` steps before the end. A ``delay`` above ``steps - 1`` counts
-    as that. A fragment whose parameters would still be on their way when the next one leaves, leaves together with it.
-    There are at most as many fragments as layers.
+    They are spread evenly; the last one is ``delay`` (at most ``steps - 1``) steps before the end. A fragment that
+    would arrive after the next one leaves, leaves with it. There are at most as many fragments as layers.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

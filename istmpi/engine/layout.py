@@ -42,10 +42,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Owners:
-    """A layout in which each rank owns a contiguous block of rows, so every element has one owner.
-
-    The blocks' lengths differ by at most one row.
-    """
+    """Contiguous blocks of rows, one for each rank; their lengths differ by at most 1. Elements have one owner."""
 
     lengths: Mapping[str, int]
     ranks: int

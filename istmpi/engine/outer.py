@@ -27,8 +27,8 @@ class Outer:
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
         """Replace the weights among ``tensors``, the result of a round, by the next round's start, in place.
 
-        ``trained``: a mask for each weight, true for the elements that a rank trained. The other elements go back to
-        ``start``, and their velocity stays. By default all elements are trained.
+        ``trained``: a mask for each weight, true for the elements that a rank trained. The others go back to ``start``,
+        and keep their velocity.
         """
         for name, before in self.start.items():
             weight = tensors[name]

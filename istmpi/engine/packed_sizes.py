@@ -21,10 +21,7 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Return the bytes of the largest values and their places.
-
-    A place has 12 bits. A value has ``itemsize`` bytes; if that is None it has 2 bits, and each chunk 4 more bytes.
-    """
+    """Return the bytes sent: 12 bits a place; ``itemsize`` bytes a value, or for None 2 bits, and 4 bytes a chunk."""
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:

@@ -19,8 +19,8 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
     """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for each rank.
 
-    Without ``shares`` the sizes differ by at most one. With ``shares`` they are nearly proportional to them (method of
-    largest remainders), and every block has at least one unit.
+    Without ``shares`` the sizes differ by at most one. With ``shares`` they are nearly proportional to them, and at
+    least one.
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
@@ -153,10 +153,9 @@ class Partition:
         return int(np.bincount(np.concatenate(self.units[name])).max())
 
     def holder(self, axis: Axis) -> np.ndarray | None:
-        """Return the rank that holds each position along an axis: ``[length]`` int64, -1 if no rank does.
+        """Return the rank that holds all units of each position along an axis: ``[length]`` int64, -1 for no rank.
 
-        A rank holds a position if it holds the units of all its factors. Returns None for an axis that is not dealt
-        out. No group may overlap.
+        Returns None for an axis that is not dealt out. No group may overlap.
         """
         assert not self.overlapping
         ranks = axis.spread(self.lengths, self._ranks)
@@ -203,4 +202,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last round and order of each partly redealt group. The next round continues from these, not from round 0."""
+"""The last round and order of each partly redealt group; the next round goes on from there, not from round 0."""

@@ -49,10 +49,7 @@ class Route:
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Number of local steps before a round's end at which weights leave, or 0.
-
-    Above 0, the pull for the next round begins with the round.
-    """
+    """Weights leave this many local steps before a round's end; above 0 the next pull begins with the round."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"
@@ -117,7 +114,7 @@ class Route:
     def recovered(self, round: int) -> Partition | None:
         """Return the deal that ranks get back from the owners before a job's first round; None if they need none.
 
-        A hop rounds the values that it sends. A resumed run must round the same values, so it first gets those back.
+        A hop rounds the values that it sends. A resumed run must round the same ones.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)

@@ -167,7 +167,7 @@ class Shards:
         """Send whole parameters to their owners, row by row, and return the owners' replies as whole parameters.
 
         ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row, ...]``. It returns
-        the reply to each rank, in the same shape. Results are on the devices of ``tensors``.
+        the reply to each rank, in the same shape.
         """
         rank, ranks, owners = self._communicator.rank, self._communicator.size, self.store.owners
         back = {}

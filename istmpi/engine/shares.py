@@ -43,7 +43,6 @@ class Shares:
     """The shares of every round of a run: those of its settings, or those of a log.
 
     ``log``: shares by the first round that has them. Rounds before have the ``given`` shares, by default equal ones.
-    If the shares follow measured times (``follows``), `change` adds to the log.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Shares:
         return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if they cannot change or are still equal."""
+        """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if shares are fixed or still equal."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -74,10 +73,7 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Note the ranks' seconds of local steps of a finished round.
-
-        Returns new shares for `change`, or None if the shares should stay.
-        """
+        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None to keep them."""
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
@@ -89,10 +85,7 @@ class Shares:
         return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
-        """Continue with the log of an earlier job on ``ranks`` ranks.
-
-        It is ignored if this run has another number of ranks, or if shares do not follow measured times.
-        """
+        """Continue an earlier job's log, if that had as many ranks and shares follow measured times."""
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))
 

@@ -9,10 +9,7 @@ VELOCITY = "velocity"
 
 
 class Slot(str):
-    """The name of a tensor that belongs to a parameter and has its axes, such as momentum.
-
-    As text it is PARAMETER/KIND, which `named` parses.
-    """
+    """The name of a tensor that belongs to a parameter and has its axes, such as momentum; text PARAMETER/KIND."""
 
     parameter: str
     kind: str

@@ -29,10 +29,9 @@ class SparseMean:
         self._starts: dict[str, torch.Tensor] = {}
 
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
-        """Note ``weights``, in host memory, as the values before a change.
+        """Note ``weights``, in host memory, as the values before a change; keep them on the devices of ``targets``.
 
-        Slots in ``restored``, from a checkpoint, replace them. Without these, errors stay, or are zeros at first.
-        ``targets``: tensors on the device where the values are kept.
+        ``restored``: starts and errors from a checkpoint.
         """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)
@@ -50,7 +49,7 @@ class SparseMean:
             start.copy_(tensors[name])
 
     def take(self, tensors: Tensors, communicator: Communicator) -> None:
-        """Replace tensors by the start plus the mean of the sent changes. Collective."""
+        """Replace tensors by start plus mean of the sent changes. Collective."""
         starts = self._starts
         for name, start in starts.items():
             self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())

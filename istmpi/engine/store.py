@@ -27,8 +27,7 @@ class ParameterStore:
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
     ``scale`` has a factor for each unit group, by which the full network multiplies the group's contributions
-    (`istmpi.models.architecture.Architecture.factor`). ``fitted`` has better factors for some groups of the full
-    network, which replace those of ``scale`` there.
+    (`istmpi.models.architecture.Architecture.factor`). ``fitted`` replaces some of them in the full network.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -64,7 +63,7 @@ class ParameterStore:
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
-        """Return a 64-bit digest of this rank's rows. The sum over ranks modulo 2**64 is independent of their number."""
+        """Return a 64-bit digest of this rank's rows. Their sum modulo 2**64 is the same for any number of ranks."""
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
@@ -90,7 +89,7 @@ class ParameterStore:
         return ""
 
     def keep(self, tensors: Tensors) -> None:
-        """Copy this rank's rows from ``tensors``, which are whole parameters; names without a parameter are ignored."""
+        """Copy this rank's rows from ``tensors``, which are whole parameters."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
             rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)

@@ -137,7 +137,7 @@ class Transfer:
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """Return, for every peer, the blocks of this rank's tensors that the peer has, too."""
+        """Return each peer's blocks: parts of this rank's tensors that the peer has, too."""
         places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
         axes = [*dict.fromkeys(chain(*places))]
         positions = [here.positions(*axis, self.rank) for axis in axes]
@@ -146,7 +146,7 @@ class Transfer:
         for (name, parameter), its in zip(self._parameters, places, strict=True):
             parts = [axes.index(axis) for axis in its]
             dealt = [holders[at] for at in parts if holders[at] is not None]
-            if len(dealt) != 1 or (dealt[0] < 0).any():  # otherwise every element has a holder, and none moves
+            if len(dealt) != 1 or (dealt[0] < 0).any():  # else no element moves
                 mean = self._source.copies(parameter.pattern.names) > 1
                 moved.append((parts, bool(dealt), (parameter.itemsize, mean), name))
         messages = []

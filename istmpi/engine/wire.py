@@ -33,7 +33,7 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
     """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent unchanged.
 
     Some codecs are too coarse for slots: a second moment that is rounded to 0 allows steps of any length. With these,
-    slots are sent as bfloat16, which keeps eight bits of each value; so are tensors of one axis, which are small.
+    slots are sent as bfloat16 (eight bits of precision), and so are tensors of one axis.
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT

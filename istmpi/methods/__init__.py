@@ -1,4 +1,4 @@
-"""The methods of training, each described once; a new one needs an entry here and its class beside it."""
+"""The methods of training, each described once; a new one needs an entry here and a class in this package."""
 
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -179,7 +179,7 @@ _ALL = (
         outer_step=(1.0, 0.0),
         encodes=True,
     ),
-    # The most that is sent: all ranks average in every round.
+    # Costs are an upper bound, as if all ranks averaged in every round.
     MethodSpec(
         "dynamic-averaging",
         "local SGD that averages weights once a rank is far enough from the last mean",
@@ -258,7 +258,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """The method of a name; ConfigError with ``where`` it stands and the nearest name when there is none."""
+    """Return the method with this name. Raises ConfigError, with ``where`` the name is, if there is none."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

@@ -1,8 +1,8 @@
 """A method of training, which runs a round step by step.
 
-A method's `Method.round` is a generator: it brings this rank what it trains, yields each local step to whoever takes
-it, and sends what was trained where it belongs. A round commits, or it is dropped: then every rank has the values from
-before it, and runs it again from there.
+`Method.round` is a generator: it fetches the values that this rank trains, yields each local step to the caller, who
+takes it, and sends the trained values on. A round commits or is dropped; then every rank has the values
+from before it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 class Dropped(Exception):
-    """A rank has stopped before its last local step of a round. Every rank raises it."""
+    """Raised on every rank when a rank has stopped before its last local step of a round."""
 
 
 def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
-    """Take each local step that a round yields; return the round's value."""
+    """Call ``take`` for each local step that a round yields, and return the round's result."""
     while True:
         try:
             local_step = next(steps)
@@ -54,14 +54,14 @@ def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
 
 
 class Method(ABC):
-    """The way in which rounds are run; ``subnet`` has the network that this rank trains, and its optimizer."""
+    """A method of training. ``subnet`` has the network that this rank trains, and its optimizer."""
 
     finished_within = 10.0
-    """Seconds: a round that takes no longer after a request to stop is finished; another is dropped."""
+    """A rank that is asked to stop finishes its round if that takes at most these seconds, or else drops it."""
     hands_over = True
-    """True while a backward pass is the last one of its local step, so that gradients may leave as they are made."""
+    """True in the last backward pass of a local step: its gradients may be sent as soon as they are computed."""
     restores_itself = False
-    """True if the method itself takes up a checkpoint's values of this rank alone."""
+    """True if the method itself restores this rank's own values from a checkpoint; otherwise `Shards` does."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -81,16 +81,16 @@ class Method(ABC):
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     def run(self, number: int) -> float | None:
-        """Run a round; return its mean loss over all ranks and local steps, or None where it was dropped. Collective.
+        """Run a round; return its mean loss over all ranks and local steps, or None if it was dropped. Collective.
 
-        It is dropped where a rank was asked to stop before its last local step: ``job.stop`` has the reason on all
-        ranks. DivergedError on every rank where a loss or weight stops being finite. In both cases all values are those
+        It is dropped if a rank is asked to stop before its last local step; ``job.stop`` then has the reason on all
+        ranks. Raises DivergedError on every rank if a loss or weight is not finite. In both cases all values are those
         from before the round.
         """
         return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 
     def attempt(self, number: int) -> Generator[int, None, float | None]:
-        """Run a round as `run` does; yield the number of each local step, which the caller takes."""
+        """Run a round like `run`, but yield the number of each local step, which the caller takes."""
         try:
             yield from self.round(number)
         except Dropped:
@@ -127,7 +127,7 @@ class Method(ABC):
         return optimizer.rate(step) if optimizer else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
 
     def build(self, number: int) -> None:
-        """Build this rank's subnet of a round and its optimizer, their values still undefined."""
+        """Build this rank's subnet of a round and its optimizer; their values are filled in later."""
         store, deal, spec = self.job.store, self.holders(number), self.subnet.spec
         new = self.subnet.build(narrowed(deal.lengths, store.parameters, deal.held(store.rank)))
         kept = bool(self.spec.optimizer_slots(self.job.run))
@@ -139,7 +139,7 @@ class Method(ABC):
                 self.subnet.tensors[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
 
     def local_steps(self, number: int) -> Iterator[int]:
-        """Yield this rank's local steps of a round, then agree with all ranks that they were taken.
+        """Yield this rank's local steps of a round, then agree with all ranks that all steps were taken.
 
         Raises Dropped or DivergedError on every rank.
         """
@@ -156,30 +156,30 @@ class Method(ABC):
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Say whether this rank, asked to stop, drops a round of so many local steps before that one of them."""
+        """Return True if this rank, asked to stop, drops a round of ``steps`` local steps before ``local_step``."""
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
-        """Change a local step's gradients before the optimizer's step; by default not."""
+        """Change the gradients before the optimizer's step; does nothing by default."""
         return
 
     def after_update(self, done: int) -> None:
-        """Do what comes when so many local steps of the round are done; by default nothing."""
+        """Act when ``done`` local steps of the round are done; does nothing by default."""
         return
 
     def rollback(self) -> None:
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Bring the network that is worth evaluating into the store. Collective."""
+        """Bring the network to evaluate into the store. Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return tensors of which ranks have different values between rounds, whole, in host memory."""
+        """Return the tensors that differ from rank to rank between rounds: whole ones, in host memory."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
-        """The number of this rank's first local step in a round: they are numbered from round to round."""
+        """Return the number of this rank's first local step in a round; steps are numbered through all rounds."""
         settings = self.job.run.method
         return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
 
@@ -196,13 +196,13 @@ class Method(ABC):
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """The task's loss, of a network with several exits the weighted sum over them."""
+        """Return the task's loss; for a network with several exits, the weighted sum over the exits."""
         if self.task.of_trees:
             return self.task.loss(outputs, targets)
         return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
-        """The network's outputs, its matrix products in bfloat16 if the run says so."""
+        """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""
         if self.job.run.train.autocast:
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
@@ -210,7 +210,7 @@ class Method(ABC):
         return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """The deal of a round, which all ranks made sure to have drawn alike."""
+        """Return the deal of a round. All ranks have checked that they drew the same deal."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)
@@ -227,7 +227,7 @@ class Method(ABC):
         return self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
 
     def _keep(self, number: int, deal: Partition, digests: Sequence[int]) -> None:
-        """Keep a deal near those of its round, if all ranks drew it alike."""
+        """Keep a round's deal, and forget old ones. Raises IstmpiError if ranks' deals differ."""
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 error = IstmpiError(
@@ -240,7 +240,7 @@ class Method(ABC):
         self._deals[number] = deal
 
     def _agree(self, number: int, complete: bool) -> None:
-        """Agree on the mean loss of a round that every rank got through, and on the next deal: in one message."""
+        """Agree on a round's mean loss and the next deal, in one message. Raises Dropped or DivergedError."""
         losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
         bad = (~torch.isfinite(losses)).nonzero()
         step = int(bad[0]) + 1 if len(bad) else None
@@ -260,7 +260,7 @@ class Method(ABC):
         means, bad_steps, done, reasons, untrained, digests = zip(*reports, strict=True)
         if deal:
             self._keep(later, deal, digests)
-        # The earliest step tells where it began: averaged gradients have spread it to all ranks by the next.
+        # The earliest step shows where it began: averaged gradients spread it to all ranks by the next step.
         diverged = [(step, rank) for rank, step in enumerate(bad_steps) if step is not None]
         if diverged:
             step, rank = min(diverged)

@@ -1,4 +1,4 @@
-"""The loss of classes that training reduces, with smoothed labels (arXiv 1512.00567) and weights of classes."""
+"""The training loss for classes, with label smoothing (arXiv 1512.00567) and class weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BALANCED = "balanced"
 
 
 def require_usable(train: Train, task: str, classes: int) -> None:
-    """Refuse a smoothing or weights that do not fit the data."""
+    """Raise ConfigError if label smoothing or class weights do not fit the data."""
     weights = [*train.class_weights] if isinstance(train.class_weights, tuple) else train.class_weights
     for name, value in (("label_smoothing", train.label_smoothing), ("class_weights", weights)):
         if value and not TASKS[task].one_class:
@@ -30,7 +30,7 @@ def require_usable(train: Train, task: str, classes: int) -> None:
 
 
 def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[..., torch.Tensor]:
-    """The loss of a run: the task's, or that of ``nn.CrossEntropyLoss`` with weights and smoothing."""
+    """Return a run's loss function: the task's, or that of ``nn.CrossEntropyLoss`` with weights and smoothing."""
     if not train.label_smoothing and train.class_weights is None:
         return task.loss
     weights = train.class_weights

@@ -1,8 +1,8 @@
 """Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network and learns from the others'.
 
-After a burn-in the loss is the labels' cross-entropy plus the cross-entropy against the mean of what the other ranks'
-networks predict, as they were at the beginning of the round. The network of rank 0 is kept. Of networks with several
-exits the last one's predictions teach all.
+After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean prediction of the
+other ranks' networks. These are copies from the beginning of the round. The network of rank 0 is evaluated and saved.
+If networks have several exits, all exits learn from the predictions of the last ones.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class Codistillation(ReplicatedMethod):
-    """A method that fetches the others' networks once a round, and never resets the optimizer's state."""
+    """A method that fetches the other ranks' networks once a round, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)

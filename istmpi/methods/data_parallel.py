@@ -36,10 +36,10 @@ class DataParallel(ReplicatedMethod):
         self.shards.keep(self.subnet.tensors)
 
     def rollback(self) -> None:
-        self.subnet.release()  # the owners have the values from before the round, and are asked for them
+        self.subnet.release()  # the next round fetches the values from before this one from their owners
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Say whether all ranks leave: they ask each other in one step what they will do before the next."""
+        """Return True if all ranks stop before this local step; they voted on it during the step before."""
         stop = self._vote is not None and bool(self._vote())
         last = local_step + 1 == steps
         self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
@@ -47,7 +47,6 @@ class DataParallel(ReplicatedMethod):
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:
-        """Hand every gradient over as soon as it is made, large ones in parts."""
         network = self.subnet.network
         parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
@@ -65,7 +64,7 @@ class DataParallel(ReplicatedMethod):
 
     def before_update(self) -> None:
         for name, parameter in self.subnet.network.named_parameters():
-            if parameter.grad is None:  # a network of one's own may not have used it in this step
+            if parameter.grad is None:  # a user's network may not use it in every step
                 parameter.grad = torch.zeros_like(parameter)
             if not self._mean.has(name):
                 self._mean.add(name, parameter.grad)

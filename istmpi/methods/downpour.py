@@ -1,12 +1,12 @@
 """Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains on.
 
-The changes of a round travel in the background of the next one. So the others' changes are one round old when
-they arrive, and up to two when the next ones do: staleness is J to 2J local steps, whatever the timing.
+A round's changes are sent in the background of the next round. So the others' changes are one round old when they
+arrive, and two rounds old when the next changes arrive: staleness is J to 2J local steps, whatever the timing.
 
-    server <- server + mean over ranks of what they changed in the round before
-    x_i    <- server + what this rank changed since
+    server <- server + mean over ranks of their changes in the round before
+    x_i    <- server + this rank's change in this round
 
-All ranks have the server's values: a ring carries as much as sharded servers would.
+Every rank has the server's values: a ring all-reduce sends as many bytes as sharded servers would.
 """
 
 import torch

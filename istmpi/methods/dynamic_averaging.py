@@ -1,9 +1,9 @@
-"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when one has gone far enough to be worth it.
+"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when one is far from the last mean.
 
-After every round each rank measures how far its weights are from the reference, the last mean of all ranks. While
-no squared distance is above ``threshold`` times the reference's squared norm, nothing is sent. Otherwise the ranks with
-larger ones take their mean with as many others at random, again and again, until the mean is near enough; from half of
-the ranks on all take it, and it is the next reference.
+After every round each rank measures the distance of its weights from the reference, which is the last mean of all
+ranks. If no squared distance is above ``threshold`` times the reference's squared norm, no weights are sent. Otherwise
+the ranks above it take their mean. While that mean is too far from the reference, as many random other ranks join.
+Once half of the ranks take part, all do; their mean is the next reference.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class DynamicAveraging(ReplicatedMethod):
             members += others[: len(members)]
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
-        """Give members their mean, if it is near enough to the reference or they are all ranks. Collective."""
+        """Give members their mean and return True, if it is near the reference or all ranks are members. Collective."""
         communicator, tensors = self.job.communicator, dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size

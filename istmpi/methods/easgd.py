@@ -1,9 +1,9 @@
 """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each round.
 
-Ranks have weights x_i of their own, and are drawn to a center that rests with the owners and is evaluated:
+Each rank has its own weights x_i, which are drawn to a center. Owners keep the center, and it is evaluated:
 
     together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
-    round-robin    the same of one rank after the other, each with the center that the rank before it left
+    round-robin    the same, one rank after the other, each with the center that the rank before it left
 """
 
 import torch
@@ -21,7 +21,7 @@ class EASGD(ReplicatedMethod):
         rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """The center that each rank meets, for all ranks' weights in this rank's rows: ``[rank, ...]``."""
+            """Return the center for each rank, given all ranks' weights in this rank's rows, ``[rank, row, ...]``."""
             center, met = store.tensors[name], torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center

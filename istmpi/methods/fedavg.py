@@ -1,8 +1,8 @@
 """Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all it has.
 
-Every round a share of the ranks is drawn at random. Each of them takes as many passes over its own examples as
-``epochs`` says, in batches of which the last may be smaller, and the weights become the mean over them, a rank counting
-as often as it has examples.
+Every round a fraction of the ranks is drawn at random. Each drawn rank takes ``epochs`` passes over its own examples;
+the last batch of a pass may be smaller. The weights become the mean over the drawn ranks, weighted by their numbers of
+examples.
 """
 
 from istmpi.engine.layout import Replicated

@@ -1,10 +1,10 @@
 """Independent Subnet Training (arXiv 1910.02120, Algorithm 1); local SGD, DiLoCo and SparseLoCo deal out nothing.
 
-Every round the units are dealt out anew; every rank trains the narrow network of its own units for J local steps, and
-a weight is trained by the rank that was dealt both its ends. A weight that somebody trains in the next round, too, goes
-to that rank straight from the one that trained it, or stays where it is; the others are flushed to their owners. What
-is not dealt out stays on all ranks, which take its mean, or the mean of the largest changes (arXiv 2508.15706). An
-outer step may follow (arXiv 1805.09767, 2311.08105).
+Every round the units are dealt out anew, and every rank trains the narrow network of its own units for J local steps.
+A rank trains a weight if it holds the units at both ends of it. If a rank trains the weight in the next round, too, it
+gets the weight directly from the rank that trained it, or already has it; other weights go to their owners. Weights
+that are not dealt out stay on all ranks, which take their mean, or the mean of their largest changes (arXiv
+2508.15706). An outer step may follow (arXiv 1805.09767, 2311.08105).
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ class IST(Method):
     def after_update(self, done: int) -> None:
         if self.shards.leaves_early and done == self.job.run.method.local_steps - self.shards.route.early:
             self.subnet.settle()
-            self.shards.send_early(self.subnet.tensors)  # method.delay: what leaves does so now
+            self.shards.send_early(self.subnet.tensors)  # method.delay: weights that leave early are sent now
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Stay to the end of a round in which weights leave early, as all ranks do so together."""
+        """Return False in a round from which weights leave early: all ranks finish it."""
         return super().leaves(local_step, steps) and not self.shards.leaves_early
 
     def publish(self) -> None:
         if self.shards.route.keeps_all and self.subnet.tensors:
-            self.subnet.release_gradients()  # the evaluation has their memory meanwhile
+            self.subnet.release_gradients()  # the evaluation needs their memory
         super().publish()

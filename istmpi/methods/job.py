@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """A run as a method sees it on one rank."""
+    """The parts of a run that a method uses on one rank."""
 
     run: Run
     architecture: Architecture
@@ -36,10 +36,10 @@ class Job:
     clock: Clock
     stop: StopSign
     state_since: int = 0
-    """The round since which optimizer state has been kept, where it is kept from round to round."""
+    """The round at which the present optimizer state began, if the state is kept from round to round."""
     shares: Shares | None = None
     """The ranks' shares of every round; None for those of the run's settings."""
     optimizer: OwnOptimizer | None = None
     """The optimizer of a user's program; None for that of the run's settings."""
     restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Values of this rank alone, whole, from the checkpoint that the run resumes from; the store has the others."""
+    """This rank's own values, whole, from the checkpoint that the run resumes from; other values are in the store."""

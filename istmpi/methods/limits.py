@@ -1,4 +1,4 @@
-"""Refuses runs that a method cannot train, with a ConfigError, and lowers no setting in silence."""
+"""Refuses runs that a method cannot train, with a ConfigError. Settings are never changed silently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
-    """Refuse a method.wire, or shared_wire, that a run's method or values cannot have."""
+    """Raise ConfigError if method.wire or shared_wire does not fit the run's method or dtype."""
     if "share" in spec.sends and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
@@ -36,9 +36,9 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
 
 
 def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-    """Refuse a network or data that a method cannot train.
+    """Raise ConfigError if a method cannot train this network or these data.
 
-    ``batches``: this rank's; another may find a reason where this one finds none.
+    ``batches`` are this rank's, so some ranks may raise the error and others not.
     """
     spec.require_dealable(run, architecture)
     last = batches.examples - (batches.in_a_pass - 1) * batches.batch
@@ -55,7 +55,7 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Refuse method.delay, fragments, share_every or min_blocks that do not fit the run."""
+    """Raise ConfigError if method.delay, fragments, share_every or min_blocks does not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
@@ -96,7 +96,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
 
 
 def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Refuse changing shares that a run on so many ranks cannot have."""
+    """Raise ConfigError if shares cannot change in a run on ``ranks`` ranks."""
     asked, groups = f"method.shares = {run.method.shares!r}", spec.groups(run, architecture)
     if not groups:
         raise ConfigError(f"{asked} with {spec.name}, which deals out no units here. Leave shares out, or use ist.")

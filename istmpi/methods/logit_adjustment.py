@@ -1,7 +1,8 @@
-"""Logits that allow for the classes that a rank's own examples have (arXiv 2007.07314; between ranks arXiv 2209.00189).
+"""Adjusts logits for a rank's class frequencies (arXiv 2007.07314; for ranks that differ arXiv 2209.00189).
 
-Ranks whose examples are of other classes each pull all logits towards their own. With the log of each class's share
-of its examples added to the logits in the loss, a rank learns what tells classes apart and not how many of them it has.
+If ranks have examples of different classes, each rank raises the logits of its own classes. To avoid this, the log of
+each class's frequency on the rank is added to the logits in the loss. A rank then learns to distinguish classes, and
+not how frequent they are.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
-"""The value in place of the log of 0: a class of which a rank has no example takes no part in its losses."""
+"""The value that replaces log(0): a class without examples on a rank has no effect on its losses."""
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
-    """Refuse an adjustment of logits for a run that cannot have one."""
+    """Raise ConfigError if a run cannot have an adjustment of logits."""
     if strength and not TASKS[task].one_class:
         raise ConfigError(f"train.logit_adjustment = {strength:g} needs classes, which these data lack. Leave it out.")
     if strength and method == "codistillation":
@@ -35,7 +36,7 @@ def require_usable(strength: float, task: str, method: str) -> None:
 
 
 class LogitAdjustment:
-    """The term added to the logits of a rank's batches: ``strength`` times the log of each class's share of them."""
+    """Adds ``strength`` times the log of each class's frequency on this rank to the logits."""
 
     def __init__(self, batches: Batches, strength: float):
         self._batches, self._strength = batches, strength

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer of a run's settings, and the state that it keeps for every element: slots, which start at zero.
+    """A local optimizer and its state. ``slots``: the names of the state tensors, which are zero at first.
 
-    ``counts_steps``: it also counts its steps. ``problem``: why its state cannot be kept from round to round, if so.
+    ``counts_steps``: True if the state also has the number of steps. ``problem``: the reason why the state cannot be
+    kept from round to round, empty if it can.
     """
 
     name: str
     slots: tuple[str, ...]
     counts_steps: bool
     flops: int
-    """Operations of a step for every element, bias corrections and the like that are the same for all left out."""
+    """Operations of a step per element, without those that are shared by all elements, such as bias corrections."""
     make: Callable[..., "torch.optim.Optimizer"]
     problem: str = ""
 
@@ -44,7 +45,7 @@ class OptimizerSpec:
 
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
-    """The optimizer of a run's settings; ConfigError with the nearest name where there is none."""
+    """Return the optimizer of a run's settings. Raises ConfigError if its name or a setting does not fit."""
     for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
         cure = "Leave it out, or write it into optimizer.arguments of a class."
         raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
@@ -79,7 +80,7 @@ def _forget_gradients(optimizer, **_) -> None:
 
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
-"""Optimizers by name, and their classes in torch.optim."""
+"""The names of optimizers, and their classes in torch.optim."""
 
 
 def _of_torch(settings) -> OptimizerSpec:
@@ -87,7 +88,7 @@ def _of_torch(settings) -> OptimizerSpec:
     arguments = {"momentum": settings.momentum} if sgd else _moments(settings)
     arguments |= {"lr": settings.lr, "weight_decay": settings.weight_decay}
     slots = (("momentum_buffer",) * bool(settings.momentum)) if sgd else ("exp_avg", "exp_avg_sq")
-    # Of Adam two moving averages (3 and 4), the root, what divides by it (3) and the update (2).
+    # Adam: two moving averages (3 and 4), a root (1), the quotient by it (3) and the update (2).
     flops = (2 + 2 * bool(settings.momentum) if sgd else 13) + 2 * bool(settings.weight_decay)
     return OptimizerSpec(
         settings.name, slots, not sgd, flops, lambda parameters: _optimizer(kind)(parameters, **arguments)
@@ -111,7 +112,6 @@ def _of_a_class(settings) -> OptimizerSpec:
 
 @cache
 def _probed_class(place: str, arguments: str) -> OptimizerSpec:
-    """Import and probe a class once: rounds ask for its state, too."""
     module, name = module_of("optimizer.name =", place, "Class")
     kind = getattr(module, name, None)
     if kind is None:
@@ -121,10 +121,10 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
-    """An optimizer's spec, found by a few steps on small parameters; ConfigError where it takes none.
+    """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if it cannot take them.
 
-    Its state can be kept from round to round if it is tensors of a parameter's shape that start at zero and change in
-    place, and the number of steps.
+    Its state can be kept from round to round if it has nothing but the number of steps and tensors of a parameter's
+    shape, which start at zero and change in place.
     """
     import torch
 
@@ -182,7 +182,7 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """The slots of a parameter's state, whether it counts steps, and the problem if there is more."""
+    """Return a parameter's slots, True if its state counts steps, and the problem if the state has anything else."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

@@ -1,4 +1,4 @@
-"""An optimizer that a user's program makes: any of torch's or its own, in groups, with any schedule."""
+"""An optimizer from a user's program: of torch or a class of its own, with parameter groups and a schedule."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 class OwnOptimizer:
-    """An optimizer and its schedule as functions: made anew for every subnet, at the rates of the run's local step.
+    """An optimizer and its schedule, given as functions. The optimizer is made anew for every subnet.
 
-    ``make``: returns the optimizer of a list of parameters, or of groups of them. ``groups``: the options of the
-    parameters whose names match a pattern such as ``*.bias``, by the first that matches. ``schedule``: returns a
-    `torch.optim.lr_scheduler` of an optimizer, which steps after every local step, or `ReduceLROnPlateau` every score.
+    ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps a pattern of
+    parameter names, such as ``*.bias``, to the options of these parameters; the first matching pattern counts.
+    ``schedule`` takes an optimizer and returns a `torch.optim.lr_scheduler`, which steps after every local step; a
+    `ReduceLROnPlateau` steps after every score instead.
     """
 
     def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
@@ -32,9 +33,9 @@ class OwnOptimizer:
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
-        """The scores of the full network that came before a local step, by its number: for `ReduceLROnPlateau`."""
+        """Scores of the full network, for `ReduceLROnPlateau`, by the number of the first local step after each."""
         self.scores_known = True
-        """False for a run resumed without the scores of its earlier rounds."""
+        """False if a run is resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
 
     @property
@@ -44,14 +45,14 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Refuse settings of the optimizers by name: this one would ignore them."""
+        """Raise ConfigError for settings of named optimizers, which this one would ignore."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):
                 raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
 
     def require_usable(self, names: Iterable[str]) -> None:
-        """Refuse a pattern without a parameter, and options that do not exist."""
+        """Raise ConfigError if a pattern matches no parameter, or if an option does not exist."""
         names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, given in self._groups.items():
             if unknown := next((option for option in given if option not in options), None):
@@ -83,18 +84,18 @@ class OwnOptimizer:
         return groups
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Give an optimizer what the schedule sets in one of the run's local steps."""
+        """Set the optimizer's options to those of the schedule at a local step of the run."""
         if self._schedule:
             for group, its in zip(optimizer.param_groups, self._pilot.groups_at(step), strict=True):
                 group.update((key, value) for key, value in its.items() if key != "params")
 
     def rate(self, step: int) -> float:
-        """The learning rate of the first group; 0 before there is an optimizer."""
+        """Return the learning rate of the first group; 0 before an optimizer is made."""
         return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
 
 
 class _Pilot:
-    """The groups of an optimizer, without values, at any local step of its schedule."""
+    """An optimizer without values; it has the options of its groups at any local step."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class _Pilot:
                 group.update(first)
             self._schedule, self._step, self._followed = self._scheduled(), 0, []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its optimizer never steps
+            warnings.simplefilter("ignore")  # torch warns that the optimizer never steps
             for score in scores[len(self._followed) :]:
                 self._schedule.step(score)
             for _ in range(0 if self.follows_scores else step - self._step):

@@ -15,8 +15,8 @@ from istmpi.methods.job import Job
 class ReplicatedMethod(Method):
     """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
-    Ranks' networks may differ between rounds; the store gets the one to evaluate on request. An outer step is the
-    method's own.
+    Ranks' networks may differ between rounds; `publish` brings the one to evaluate into the store. A method takes an
+    outer step itself, if it has one.
     """
 
     restores_itself = True
@@ -45,23 +45,23 @@ class ReplicatedMethod(Method):
             copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
     def fetched(self) -> None:
-        """Make what goes beside the network, which has come from its owners; by default nothing."""
+        """Make the method's further tensors, once the network has come from its owners; nothing by default."""
         return
 
     def exchange(self, number: int) -> None:
-        """Learn from the other ranks behind a round's local steps; by default nothing. Collective."""
+        """Exchange values with other ranks after a round's local steps; nothing by default. Collective."""
         return
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        """The tensors, changed in place alone, of which every rank has its own values between rounds."""
+        """Return the tensors of which each rank has its own values between rounds; they change only in place."""
         return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def fill_store(self) -> None:
-        """Bring what is worth evaluating of the ranks' networks into the store; by default it is there. Collective."""
+        """Bring the network to evaluate into the store; by default it is there already. Collective."""
         return
 
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:
-        """Give the owners the mean of this many ranks' networks, by default of all. Collective."""
+        """Give the owners the mean of the networks of the ranks ``members``, by default of all. Collective."""
         store, tensors = self.job.store, self.of_this_rank()
         moved = {name: store.parameters[name] for name in tensors}
         holders = Replicated(store.owners.lengths, store.owners.ranks, members)
@@ -77,7 +77,7 @@ class ReplicatedMethod(Method):
 
     def publish(self) -> None:
         if self.subnet.tensors:
-            self.subnet.release_gradients()  # an evaluation has their memory meanwhile
+            self.subnet.release_gradients()  # an evaluation needs their memory
         if not self._published:
             self.fill_store()
             self._published = True

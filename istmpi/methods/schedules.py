@@ -1,6 +1,7 @@
-"""Courses of the learning rate behind its warm-up, over all local steps of a run; a new one is an entry of `SCHEDULES`.
+"""Schedules of the learning rate after its warm-up, over all local steps of a run. A new one goes into `SCHEDULES`.
 
-Functions take the settings of the optimizer, a step, numbered from 0 through all rounds, and the number of steps.
+The functions take the optimizer's settings, a step's number and the number of steps. Steps are numbered from 0, through
+all rounds.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 from istmpi.errors import ConfigError
 
 COOL_DOWN, RISE = 0.2, 0.3
-"""The last part of a run, in which warm-up-stable-decay falls; the first, in which one-cycle rises."""
+"""The last fraction of a run, in which warm-up-stable-decay falls; and the first, in which one-cycle rises."""
 BEGIN, END = 25, 25e4
-"""The rate is divided by these where one-cycle begins and, without a least rate, ends."""
+"""Divisors of the rate where one-cycle begins and where, without a least rate, it ends."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rate of a step, the course in words, and the step before which a warm-up must be over."""
+    """A schedule: a step's rate, a description in words, and the step by which a warm-up must be over."""
 
     rate: Callable[[Any, int, int], float]
     words: Callable[[Any, int], str]
@@ -28,7 +29,7 @@ class Schedule:
 
 
 def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
-    """A fall from lr to least_lr since a step; ``shape`` goes from 1 at 0 to 0 at 1."""
+    """Return a fall from lr to least_lr from step ``since`` on; ``shape`` falls from 1 to 0."""
 
     def rate(settings: Any, step: int, steps: int) -> float:
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
@@ -60,7 +61,7 @@ def _step_in_words(settings: Any, steps: int) -> str:
 
 
 def _one_cycle(settings: Any, step: int, steps: int) -> float:
-    """The rate of PyTorch's OneCycleLR."""
+    """Return the rate of PyTorch's OneCycleLR."""
     top, high = RISE * steps - 1, settings.lr
     low, part = high / BEGIN, 1 - step / top
     if step > top:
@@ -83,7 +84,7 @@ SCHEDULES = {
 
 
 def rate_at(settings: Any, step: int, steps: int) -> float:
-    """The learning rate of a local step: up to lr in the warm-up as PyTorch's LinearLR, then the schedule's."""
+    """Return a local step's learning rate: it rises to lr in the warm-up (as LinearLR), then follows the schedule."""
     if step < settings.warm_up:
         return settings.lr * ((step + 1) / settings.warm_up)
     return SCHEDULES[settings.schedule].rate(settings, step, steps)
@@ -95,7 +96,7 @@ def in_words(settings: Any, steps: int) -> str:
 
 
 def require_usable(settings: Any, steps: int) -> None:
-    """Raise ConfigError where a run of so many local steps would not get to what is said of the learning rate."""
+    """Raise ConfigError if the settings of the learning rate do not fit a run of ``steps`` local steps."""
     warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
     if warm_up > steps:
         raise ConfigError(

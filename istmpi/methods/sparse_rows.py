@@ -1,8 +1,8 @@
-"""Plain SGD of tables of which a step reads few rows: only these have a gradient, and only these are touched.
+"""Plain SGD for tables of which a step reads few rows: only these rows have a gradient, and only these are updated.
 
-A row that no example has still moves with momentum, and shrinks with weight decay. What it owes is a linear map of its
-weight and momentum, the same for all rows that were touched last in the same step; so it is settled when the row is
-read next, or at the end of the round, and the weights are those of SGD that touches every row, but for rounding.
+A row that no example reads still moves with momentum and shrinks with weight decay. These postponed updates are a
+linear map of its weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e. gets
+them, when it is next read, or at the end of the round. Except for rounding, this is SGD that updates every row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 BLOCK = 2**16
-"""Rows settled at a time at the end of a round."""
+"""The number of rows that are settled at a time at the end of a round."""
 
 
 def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
-    """The tables of a network that sum rows, and whose weights no other module has."""
+    """Yield the embedding bags of a network that have no ``max_norm`` and share their weights with no module."""
     owners: dict[int, int] = {}
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
@@ -30,10 +30,10 @@ def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
 
 
 class SparseRows:
-    """The tables of a network and their part of a plain SGD, between two ends of its rounds."""
+    """The plain SGD of a network's embedding tables. `finish` must be called before their values are used."""
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
-        """``settings``: momentum and weight_decay. The optimizer must have the state that it begins with."""
+        """``settings`` has momentum and weight_decay. The optimizer's state must be in place already."""
         self._momentum, self._decay = settings.momentum, settings.weight_decay
         weights = [bag.weight for bag in bags(network)]
         states = [optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
@@ -44,7 +44,7 @@ class SparseRows:
     def _begin(self) -> None:
         self._steps = 0
         self._maps = np.eye(2)[np.newaxis]
-        """The maps that rows owe by now, by the step after which they were settled: ``[steps + 1, 2, 2]``."""
+        """The map of postponed updates for rows that were last settled after each step: ``[steps + 1, 2, 2]``."""
         self._settled = {}
         if self._moves:
             self._settled = {
@@ -53,13 +53,13 @@ class SparseRows:
 
     @torch.no_grad()
     def about_to_read(self, weight: torch.Tensor, columns: torch.Tensor) -> None:
-        """Bring these rows to their values after the last step."""
+        """Settle the rows ``columns``, so that they have their values after the last step."""
         if self._moves and self._steps:
             self._settle(id(weight), columns.unique())
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take the step of the rows that have a gradient; the others owe it."""
+        """Take a step of the rows that have a gradient; the updates of the others are postponed."""
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue

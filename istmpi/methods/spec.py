@@ -1,6 +1,6 @@
-"""`MethodSpec`: all that training, cost model, settings and help know of a method.
+"""`MethodSpec`: the description of a method for training, cost model, settings and help.
 
-It needs neither torch nor MPI; the class that runs the rounds is loaded by its name.
+This module needs neither torch nor MPI; the class that runs the rounds is imported by its name when needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RING_BYTES = 2**20
-"""Bytes from which on what is on every rank goes round a ring: nearer to the line's rate than all to all, but in
-2(P-1) messages more a round."""
+"""Bytes of undealt parameters from which on their mean is taken by a ring all-reduce. A ring is nearer to the line's
+rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
 def trained(held: Holdings) -> int | Fraction:
@@ -48,49 +48,49 @@ class MethodSpec:
 
     name: str
     summary: str
-    """A sentence of help, without its end."""
+    """A sentence for the help, without a full stop."""
     sends: tuple[str, ...]
     """The collectives that it uses one after the other, as `istmpi.cost.collectives` names them."""
     rounds: str = ""
-    """The class that runs them, in this package: ``ist.IST``; none of a method that is only counted."""
+    """The class that runs its rounds, in this package, such as ``ist.IST``; empty if only its costs are counted."""
     settings: tuple[Field, ...] = ()
-    """Its own in [method] (`istmpi.settings.own`)."""
+    """The method's own settings in [method] (`istmpi.settings.own`)."""
     sends_every_step: bool = False
-    """True if it sends in every local step, which ranks take together and so may share one batch."""
+    """True if it sends in every local step. Ranks take these steps together, so they may share a batch."""
     sends_since: Callable[[Run], int] = lambda run: 0
     """The first round in which it sends."""
     replicated: bool = False
-    """True if ranks keep the whole network, which they pull in the first round, with the slots of the owners."""
+    """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """Elements that all ranks receive each time, as the paper counts them: own ones included."""
+    """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
     sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
-    """True if rounds make MPI communicators of their own."""
+    """True if its rounds create further MPI communicators."""
     deals: bool = False
-    """True if unit groups are dealt out, where the network has any."""
+    """True if it deals out the unit groups of a network that has any."""
     stays: bool = False
     """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
-    """The number of ranks that take part in a round, of so many."""
+    """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
-    """True if a round is so many passes over a rank's data, not method.local_steps."""
+    """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
     learns_from_others: bool = False
     """True if each batch passes forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
-    """Default learning rate and momentum of the outer step after a round; None where there is none."""
+    """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
-    """True if the optimizer's state is never reset; it rests with the owners and is not sent."""
+    """True if the optimizer's state is never reset; it is stored with the owners, and rounds do not send it."""
     owned_tensors: int = 1
-    """Tensors that an owner has for the rows of every parameter, slots left out."""
+    """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0
-    """method.delay, if the run does not say."""
+    """The value of method.delay if the run gives none."""
     encodes: bool = False
-    """True if values can travel in fewer bits in its rounds (method.wire)."""
+    """True if its rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """Whole networks that a rank keeps beside the one it trains, of a run, its ranks and stored slots."""
+    """Number of whole networks kept besides the trained one, for a run, its ranks and the stored slots."""
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")
@@ -103,7 +103,7 @@ class MethodSpec:
         return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """The unit groups that are dealt out in a run; ConfigError for one that the network does not have."""
+        """Return the unit groups that a run deals out. Raises ConfigError if the network lacks one of them."""
         if not self.deals:
             return ()
         for name in run.method.partition or ():
@@ -115,13 +115,13 @@ class MethodSpec:
         return architecture.default_groups if run.method.partition is None else run.method.partition
 
     def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        """Refuse a deal of a run's groups where they cannot be trained."""
+        """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
         if self.deals and run.method.partition != ():
             names = architecture.default_groups if run.method.partition is None else run.method.partition
             architecture.require_dealable(names, run.model.scale != "none")
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """The least number of units that every rank has of each dealt group of blocks."""
+        """Return the least number of units that every rank must hold, for each dealt group whose units are blocks."""
         return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
@@ -129,9 +129,9 @@ class MethodSpec:
         return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
 
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Say whether what is not dealt out stays on all ranks, which take its mean by a ring all-reduce.
+        """Return True if undealt parameters stay on all ranks, which take their mean by a ring all-reduce.
 
-        Otherwise it is pulled and pushed with the rest.
+        Otherwise they are pulled and pushed like the dealt ones.
         """
         shared = self.shared(run, architecture)
         if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
@@ -143,7 +143,7 @@ class MethodSpec:
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
     def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
-        """The way of the weights through the rounds of a run; ``deal``: who trains what in a round."""
+        """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a round's training."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
         from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
@@ -170,7 +170,7 @@ class MethodSpec:
     def deal(
         self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
     ) -> Partition:
-        """A round's deal, by default with the run's own shares; ConfigError for an impossible one."""
+        """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it is impossible."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, least = self.groups(run, architecture), self.least(run, architecture)
@@ -178,11 +178,11 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """The fixed shares of a run's settings; None for equal ones."""
+        """Return the fixed shares of a run; None for equal or changing ones."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
     def outer(self, run: Run) -> tuple[float, float]:
-        """Learning rate and momentum of a run's outer step; 1, 0 for none."""
+        """Return the learning rate and momentum of a run's outer step; (1, 0) without one."""
         if self.outer_step is None:
             return 1.0, 0.0
         lr, momentum, settings = *self.outer_step, run.method
@@ -195,7 +195,7 @@ class MethodSpec:
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """The optimizer state that the store keeps beside every parameter between rounds."""
+        """Return the kinds of optimizer slots that the store keeps for every parameter between rounds."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
@@ -203,16 +203,16 @@ class MethodSpec:
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Count a parameter's tensors that travel: 1, and the optimizer state that travels along."""
+        """Count the tensors that are sent for a parameter: 1, and the optimizer state that is sent with it."""
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Say whether dealt parameters stay with their holders between two rounds, as far as the next deal lets them.
+        """Return True if dealt parameters stay with their holders between two rounds, as far as the next deal allows.
 
-        Parameters that several ranks hold do not: owners take the mean.
+        They do not stay if several ranks may hold a unit: then owners take the mean.
         """
         from istmpi.engine.partition import overlaps
 
@@ -221,16 +221,16 @@ class MethodSpec:
         return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
 
     def delay(self, run: Run) -> int:
-        """The local steps during which weights that have left travel."""
+        """Return the number of local steps from when weights leave to when they arrive."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """The local steps before a round's end at which weights leave for their next holders or owners."""
+        """Return how many local steps before a round's end weights leave for their next holders or owners; or 0."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
         if not self.in_passes:
             return run.method.local_steps
         per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)
-        return run.method.epochs * -(-per_rank // run.train.batch)  # the last batch is perhaps smaller
+        return run.method.epochs * -(-per_rank // run.train.batch)  # the last batch may be smaller

@@ -1,12 +1,13 @@
-"""Streaming DiLoCo (arXiv 2501.18512): DiLoCo whose network is sent in fragments, in turn, while ranks train on.
+"""Streaming DiLoCo (arXiv 2501.18512): DiLoCo that sends the network in fragments, one by one, while ranks train.
 
 A fragment leaves at its own step of every round (`istmpi.engine.fragments`). ``delay`` local steps later, whatever the
-timing, all ranks take its mean, follow it by an outer step from the fragment's last common values, and have of it
+timing, all ranks get the fragment's mean. An outer step from the last common values towards it gives new
+ones. The values of a rank become
 
     mix * own + (1 - mix) * common
 
-Differences from the common values travel as floats of 4 bits (`istmpi.engine.few_bits`), or own values as they are. The
-optimizer's state is each rank's own and never reset. What is evaluated and saved are the common values.
+Ranks send differences from the common values as floats of 4 bits (`istmpi.engine.few_bits`), or their own values
+unchanged. Each rank has its own optimizer state, which is never reset. The common values are evaluated and saved.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 @dataclass
 class _UnderWay:
-    """A fragment that has left; no two are under way at once."""
+    """A fragment that has left and has not arrived; there is one at most."""
 
     departure: Departure
     mean: MeanOverRanks | EncodedMean
     flat: torch.Tensor | None
-    """Differences, to become their mean."""
+    """Differences, which become their mean; None if values are sent."""
     values: dict[str, torch.Tensor]
-    """Copies of own values, to become their means, without ``flat``."""
+    """Copies of values, which become their means; empty if differences are sent."""
     vote: Callable[[], int]
-    """The vote: 1 if any rank wants to stop."""
+    """Return 1 if any rank wants to stop."""
 
 
 class StreamingDiLoCo(ReplicatedMethod):
-    """A method in which ranks have networks of their own and common values of all fragments, which the store has.
+    """A method in which each rank has its own network, and all ranks have the same common values of all fragments.
 
-    A stop is asked for beside each fragment, and ranks leave together when that has arrived: then none is under way.
+    Ranks vote on a stop with each fragment, and stop together after it has arrived, when no fragment is under way.
     """
 
     def __init__(self, job: Job):
@@ -56,7 +57,7 @@ class StreamingDiLoCo(ReplicatedMethod):
             )
         }
         self._common: dict[str, torch.Tensor] = {}
-        """The common weights and velocities; values are replaced, never overwritten."""
+        """The common weights and velocities. Tensors are replaced, never changed in place."""
         self._common_before: dict[str, torch.Tensor] = {}
         self._under_way: _UnderWay | None = None
         self._asked = self._leaving = False

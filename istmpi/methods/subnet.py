@@ -17,13 +17,13 @@ from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.linear import defer, label_layers, release_gradients
 
 CLIP_OF_REGRESSION = 1.0
-"""The default clip for regression: a squared error has no largest gradient, and wide layers make steps too long."""
+"""The default clip for regression: squared errors have unbounded gradients, and wide layers need short steps."""
 
 
 class Subnet:
-    """A network and its optimizer; ``tensors`` has the values of both by their names in the store.
+    """A network and its optimizer. ``tensors`` has the weights and the optimizer's state by their names in the store.
 
-    ``averages_gradients``: gradients leave the rank, so that all of them are dense.
+    ``averages_gradients``: True if gradients are sent to other ranks; then all gradients are dense.
     """
 
     network: nn.Module
@@ -41,14 +41,14 @@ class Subnet:
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
-        """Build a network of these lengths, its values undefined; return whether it is another than before.
+        """Build a network with these axis lengths, its values undefined, and return True.
 
-        The last one serves again for the same lengths: fresh memory costs more than the values.
+        If the last network has the same lengths, it is used again and the result is False: new memory is expensive.
         """
         if self._lengths == lengths:
             return False
         job, self._lengths = self._job, None
-        # Who trains the full network trains the one that is evaluated.
+        # A rank that trains the full network trains the very network that is evaluated.
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
@@ -61,7 +61,7 @@ class Subnet:
         return True
 
     def renew(self, steps: int) -> None:
-        """Make the optimizer anew, its state zero, after so many ``steps`` of the same state."""
+        """Make a new optimizer with zero state. ``steps``: the number of steps that its state begins with."""
         if self._job.optimizer:
             self.optimizer = self._job.optimizer.make(self.network)
         else:
@@ -78,9 +78,9 @@ class Subnet:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
-        """Begin a local step at a learning rate, without gradients.
+        """Begin a local step at learning rate ``rate``; delete all gradients.
 
-        ``number``: the step's in the run, which keys the random numbers of a ``stochastic`` one, such as dropout.
+        ``number``: the step's number in the run. It keys the random numbers of a ``stochastic`` network (dropout).
         """
         job = self._job
         if stochastic:
@@ -95,7 +95,7 @@ class Subnet:
         self.optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
-        """Clip the gradients and move the weights."""
+        """Clip the gradients and update the weights."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
@@ -108,7 +108,7 @@ class Subnet:
         self._move()
 
     def settle(self) -> None:
-        """Take the steps of tables' rows that were postponed because no example read them."""
+        """Apply the postponed updates of table rows that no example has read."""
         if self._sparse_rows:
             self._sparse_rows.finish()
 

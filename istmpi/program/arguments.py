@@ -1,4 +1,4 @@
-"""The arguments of `istmpi.Distributed`, and the settings of the run that they mean."""
+"""The arguments of `istmpi.Distributed`, and the settings of the run that they stand for."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from istmpi.settings import types_of
 from istmpi.trees import Named, tensors_of
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
-"""The sections whose settings are arguments."""
+"""The sections whose settings can be arguments."""
 PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The only settings of some sections that are arguments."""
+"""The sections of which only these settings can be arguments."""
 
 
 IN_PYTHON = {
@@ -37,12 +37,12 @@ IN_PYTHON = {
     r"--set (?:model|method|optimizer|train)\.(\w+)=": r"\1=",
     r"a new --out": "a new folder",
 }
-"""Options of the command line in messages, and the arguments that a program has for them."""
+"""Patterns of command-line options in messages, and the program's arguments that replace them."""
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Errors that are raised within name arguments of a program in place of options."""
+    """Rewrite errors raised within: they name a program's arguments instead of command-line options."""
     try:
         yield
     except IstmpiError as error:
@@ -54,7 +54,7 @@ def in_python() -> Iterator[None]:
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that arguments mean, by their dotted names; ConfigError for unknown ones."""
+    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for unknown ones."""
     places = dict(_settings())
     for name, value in given.items():
         if name not in places:
@@ -63,7 +63,7 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield arguments with their settings; of two sections with one, the first has the bare name."""
+    """Yield (argument, setting). If two sections have a setting of a name, the bare name means the first one."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):
@@ -73,7 +73,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:
-    """Return an example as a batch's inputs; ConfigError where it has no tensor."""
+    """Return an example as the inputs of a batch. Raises ConfigError if it has no tensor."""
     if isinstance(example, Mapping):
         inputs: tuple[Any, ...] = (Named(example),)
     else:
@@ -91,7 +91,7 @@ def run_of(
     batch: int,
     settings: Mapping[str, Any],
 ) -> Run:
-    """Return the run of a network's class with these arguments of its constructor; ConfigError where there is none."""
+    """Return the run for a network class with these constructor ``arguments``. Raises ConfigError if none fits."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
@@ -107,7 +107,7 @@ def run_of(
         optimizer.require_no_others(chosen)
         chosen["optimizer.state"] = [*optimizer.spec.slots, *["step"] * optimizer.spec.counts_steps]
         chosen |= {f"optimizer.{name}": value for name, value in optimizer.rates.items()}
-    # Initial values are the constructor's, but for a network that no rank may hold.
+    # Initial values come from the constructor, unless the network is too large for a single rank.
     chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
     name = class_name(network)
     for argument in ("name", "dtype", "scale", "init"):

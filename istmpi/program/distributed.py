@@ -1,4 +1,4 @@
-"""A user's own training loop around a network that is trained on all ranks (docs/own-loop.md)."""
+"""The user's side of a training loop of their own, for a network that all ranks train (docs/own-loop.md)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from istmpi.trees import tensors_of
 class Distributed:
     """A network that all ranks train by a method, in rounds of local steps that the user's loop takes. Collective.
 
-    ``network``: a class of torch.nn.Module; ``arguments``: those of its constructor, whose integers are widths that
-    may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, a dict for
-    ``forward(**example)``. ``optimizer``: a name, or a function that returns one of a list of parameters, with
-    ``groups`` and ``schedule`` as of `OwnOptimizer`. ``examples`` and ``batch``: those of this rank's training data,
-    where the method counts passes over them (fedavg). All other arguments are settings of the run: ``seed=1``,
-    ``lr=0.1``. ``init`` may be a function that yields pairs of a name and a tensor, which rank 0 alone calls.
+    ``network``: a class of torch.nn.Module. ``arguments``: the arguments of its constructor; integers among them are
+    widths that may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, or a
+    dict for ``forward(**example)``. ``optimizer``: a name, or a function that takes a list of parameters and returns an
+    optimizer; ``groups`` and ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's
+    number of training examples and its batch size, for a method that counts passes over them (fedavg). All other
+    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that yields pairs of a name
+    and a tensor; only rank 0 calls it.
 
-    Raises, on every rank, ConfigError for a network or settings that cannot be trained.
+    Raises ConfigError on every rank if the network or the settings cannot be trained.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Distributed:
         self.training.init = init if callable(init) else None
         self._round: Round | None = None
         self.summary: Summary | None = None
-        """The end of the last loop over rounds; None where nothing was left to train."""
+        """The summary of the last loop over rounds; None if no round was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed, self._note)
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
@@ -112,11 +113,11 @@ class Distributed:
         deadline: float | None = None,
         network: bool = True,
     ) -> Iterator[Round]:
-        """Yield the rounds that are left of so many, one by one; record and checkpoints go into a folder. Collective.
+        """Yield the rounds that are left of ``rounds``, one by one. Collective.
 
-        ``folder``: by default runs/NAME. ``resume``: ``"auto"`` for what is in the folder, if anything, or a checkpoint
-        or a run's folder. With ``network`` the trained one is saved there at the end. Other arguments, and errors, as
-        of `istmpi.run_training`.
+        ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a checkpoint, a run's
+        folder, or ``"auto"`` to continue what is in ``folder``, if anything. With ``network`` the trained network is
+        saved there at the end. The other arguments, and errors, are those of `istmpi.run_training`.
         """
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing.")
@@ -170,7 +171,7 @@ class Distributed:
         self._made.scores.update(scores)
 
     def end(self) -> None:
-        """Make the present round the last one: the loop over rounds ends behind it, all saved. On all ranks."""
+        """Make the present round the last one: the loop ends after it, and all is saved. Call it on all ranks."""
         self.training.told_to_end = True
 
     def evaluate(
@@ -182,12 +183,13 @@ class Distributed:
         name: str = "score",
         same_loader: bool = True,
     ) -> Any:
-        """Return the mean over a loader's examples of ``score(module, batch)``, of the full network. Collective.
+        """Return the mean of ``score(module, batch)`` over a loader's examples, for the full network. Collective.
 
-        ``score`` returns the mean over the batch's examples, a number or a dict of numbers by their names; or a pair
-        of a sum and the number of examples. ``calibrate``: a loader whose first batch on each rank gives the moments
-        of batch normalisations; later calls take the same again. ``same_loader``: each rank takes every P-th batch;
-        otherwise all of a loader of its own. The result is the same on every rank, and in the record as ``name``.
+        ``score`` returns the mean over the batch's examples: a number, or a dict of numbers by name. It may also return
+        a pair: a sum over examples, and their number. ``calibrate``: a loader whose first batch on each rank gives the
+        moments of batch normalisations; later calls use it again. ``same_loader``: each of P ranks takes every
+        P-th batch; otherwise each has its own loader and takes all of it. All ranks get the same result, which is in
+        the record as ``name``.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
@@ -205,7 +207,7 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network as ``network.h5`` for the commands of istmpi, every rank its rows. Collective."""
+        """Save the network for the commands of istmpi, like ``network.h5``; every rank writes its rows. Collective."""
         training, path = self.training, Path(path)
         self._together("save")
         self._scoring.require_calibrated()
@@ -214,10 +216,10 @@ class Distributed:
         return path
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the whole network as the class loads it, on rank 0; None on the others. Collective.
+        """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
 
-        Rank 0 has all of it in memory then; the others one parameter at a time. Factors of sums over dealt units are
-        in the weights. ConfigError for a network whose class cannot hold them.
+        Rank 0 has the whole network in memory, the others one parameter at a time. Weights are multiplied by the
+        factors of sums over dealt units. Raises ConfigError if the class cannot express these factors.
         """
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
@@ -249,7 +251,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return what a round costs, before it is run: bytes of all ranks, FLOPs and memory of the largest one."""
+        """Return the cost of a round before it is run: bytes of all ranks, FLOPs and memory of the largest rank."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -258,14 +260,14 @@ class Distributed:
         }
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return a line for each round done, those before resuming included, as in metrics.jsonl. Collective."""
+        """Return a dict for each completed round, as in metrics.jsonl, even for those before resuming. Collective."""
         self._together("metrics")
         with self.communicator.agreed():
             lines = self._record.metrics() if self._record and self.communicator.rank == 0 else []
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
-        """Refuse, on every rank, ranks that came to different calls. Collective."""
+        """Raise ConfigError on every rank if ranks are in different calls. Collective."""
         calls = self.communicator.allgather(call)
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
@@ -285,7 +287,7 @@ class Distributed:
             self._record.note(message)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
-        """Call ``check`` before each pass of the present round's module, and of no earlier one's."""
+        """Call ``check`` before each pass of ``module``, and no longer before passes of the last guarded module."""
         if self._guard:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)

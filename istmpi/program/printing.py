@@ -1,4 +1,4 @@
-"""The lines that a user's program prints of its run."""
+"""The lines that a user's program prints about its run."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from istmpi.training.watch import Summary, Watch
 
 
 class Printing(Watch):
-    """A watch that prints messages, and a line for ten rounds of a run."""
+    """A watch that prints messages, and a line after each tenth of the rounds and after each score."""
 
     def started(self, training: Training, folder: Any, saver: Any) -> None:
         self._every = max(training.run.train.rounds // 10, 1)

@@ -14,13 +14,13 @@ from istmpi.training.loop import Training
 from istmpi.trees import tensors_of
 
 WATCHED = 2**24
-"""Bytes of a buffer up to which it is looked at whether the loop has changed it."""
+"""Smaller buffers (in bytes) are checked for changes by the loop."""
 
 
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Refuse inputs with a tensor on another device; ``network``: the error's first words."""
+    """Raise ConfigError if an input tensor is on another device. ``network``: the first words of the error."""
     if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
-        return  # almost always, and each pass asks
+        return  # the usual case; every pass comes here
     for x in tensors_of((inputs, named)):
         if x.device != device:
             raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
@@ -48,7 +48,7 @@ class Round:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the module's parameters, until the round's end. Its ``step`` takes a local step."""
+        """The optimizer of the module, until the round's end (then ConfigError); its ``step`` takes a local step."""
         if self._method.subnet.optimizer is None:
             raise self._error("its optimizer no longer exists; round.rate has the learning rate")
         return self._method.subnet.optimizer
@@ -59,7 +59,7 @@ class Round:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the last local step that was begun."""
+        """The learning rate of the present local step, or of the last one."""
         return self._method.rate(self._step)
 
     @property
@@ -68,11 +68,12 @@ class Round:
         return self._method.steps(self.number - 1)
 
     def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False) -> Iterator[Any]:
-        """Yield the loader's next batch for each local step; or so many batches, of which `step` adds up gradients.
+        """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose gradients `step` adds up.
 
-        ``ahead``: batches of a map-style data set that a thread reads during a step. What the loop itself draws from
-        Python's or NumPy's global generator does not repeat then. ``local``: each rank has a data set of its own.
-        Batches are as the loader makes them. `istmpi.program.streams.Stream` says which this rank gets.
+        ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
+        loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
+        rank has its own data set. Batches are as the loader makes them; `istmpi.program.streams.Stream` says which ones
+        this rank gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
@@ -97,7 +98,7 @@ class Round:
         return divmod(self._step, batches.in_a_pass)
 
     def steps(self) -> Iterator[int]:
-        """Yield the number of each local step, from 0: the body of the loop takes it."""
+        """Yield the number of each local step, from 0; the body of the loop must take the step."""
         while not self._over:
             yield self._local_step
             if not self._taken:
@@ -109,10 +110,10 @@ class Round:
             self._advance()
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Take a local step: backward pass, mean over ranks where the method has one, clipping, optimizer, schedule.
+        """Take a local step: backward pass, mean over ranks if the method has one, clipping, optimizer, schedule.
 
-        With ``accumulate`` the last of so many calls takes it, on the mean of their losses. ConfigError for a loss
-        that is not one number, or has no gradient.
+        With ``accumulate`` calls for a step, only the last call moves the weights, by the mean of all their losses.
+        Raises ConfigError if the loss is not one number or has no gradient.
         """
         self._require_loss(loss)
         noted = loss.detach().reshape(()) if loss.ndim else loss.detach()
@@ -137,21 +138,21 @@ class Round:
         self._losses.clear()
 
     def note(self, loss: torch.Tensor | float) -> None:
-        """Count the loss of a local step that is taken by hand, with round.optimizer.step()."""
+        """Record the loss of a local step that the loop takes by hand, with round.optimizer.step()."""
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
-        """Take the mean of the gradients over ranks, if the method does; before they are clipped by hand."""
+        """Take the mean of the gradients over ranks, if the method does. Call it before clipping by hand."""
         if not self._averaged:
             self._method.before_update()
             self._averaged = True
 
     def skip(self) -> None:
-        """Take a local step that moves no weights, as a `GradScaler` may want it."""
+        """Count the present local step as taken although no weights move, e.g. when a `GradScaler` skips it."""
         self._taken = True
 
     def finished(self) -> bool:
-        """Return True if the round is done on all ranks, False if it was dropped; an error if steps are left."""
+        """Return True if all ranks completed the round, False if it was dropped; ConfigError if steps are left."""
         if not self._over:
             raise self._error(
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
@@ -174,7 +175,7 @@ class Round:
             self.optimizer.step = self._update
             self.module.train()
             self._storages = {name: values.data_ptr() for name, values in self.module.named_parameters()}
-            frozen = method.job.architecture.frozen  # which nothing writes to, so that a copy would be in vain
+            frozen = method.job.architecture.frozen  # nothing writes to these, so they need no copy
             self._buffers = {
                 name: (values._version, None if name in frozen else values.clone())
                 for name, values in self.module.named_buffers()
@@ -198,7 +199,6 @@ class Round:
             raise self._error("its module and optimizer are used after its end. Use those of the current round")
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Refuse inputs on another device, and a module that is gone with its round."""
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
         require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)

@@ -1,4 +1,4 @@
-"""The full network scored by a function of the user's, and calibrated by what that passes through it."""
+"""Scores the full network by a user's function, and calibrates it by the batches that this passes through it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 
 
 class Scoring:
-    """Means of scores of a training's full network; remembers the last loader to calibrate on. Collective."""
+    """Computes mean scores of the full network, and remembers the last loader to calibrate on. Collective."""
 
     def __init__(self, training: Training, guard: Callable[[nn.Module, Callable[..., None]], None]):
-        """``guard``: has a check called before each pass of a module."""
+        """``guard(module, check)`` lets ``check`` be called before each pass of the module."""
         self._training, self._communicator, self._guard = training, training.communicator, guard
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
-        """The examples of all ranks in the last means."""
+        """The number of examples, over all ranks, in the last means."""
 
     def means(
         self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
     ) -> dict[str, float]:
-        """Return the mean of each score by its name, "" for a single one; arguments as of `Distributed.evaluate`."""
+        """Return each score's mean by name, "" for a single score. Arguments are those of `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
         full, sums, count = training.evaluator.network, {}, 0
         with training.clock("evaluate"):
@@ -88,7 +88,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Say whether moments of batch normalisations are known after this round; take them if an evaluation did."""
+        """Return True if moments are known after this round; calibrate again on the last loader, if any."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True
@@ -107,7 +107,7 @@ class Scoring:
 
 
 def _sums_of(returned: Any, rows: int) -> tuple[dict[str, float], int]:
-    """Return the sums of a batch's scores by their names, "" for a single one, and its number of examples."""
+    """Return the sums of a batch's scores by name, "" for a single score, and its number of examples."""
     if isinstance(returned, tuple) and len(returned) == 2:
         total, count = returned
         return {"": _number(total)}, int(_number(count))

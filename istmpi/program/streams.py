@@ -1,4 +1,4 @@
-"""The batches of a user's loader as a program takes them, step by step."""
+"""The batches that a program takes from a user's loader, step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from istmpi.trees import tensors_of
 
 class Rows(Split):
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
-        """``inputs``: of a batch, perhaps trees: those of `batch`, whatever the numbers."""
+        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any indices."""
         self._count, self._inputs = count, inputs
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Rows(Split):
 
 
 class _Collated(OwnSplit):
-    """A map-style data set whose batches are as they were collated."""
+    """A map-style data set whose batches stay as the loader collates them."""
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         return Batch((), self.collated(indices, key), len(indices))
@@ -58,21 +58,21 @@ class _Collated(OwnSplit):
 
 
 class Stream:
-    """The batches of a loader, as it makes them.
+    """The batches of a loader, unchanged.
 
-    Batch ``step`` of a `DataLoader` that draws the examples of a map-style data set at random is a function of (seed,
-    rank, step), so that a resumed run takes the same. Any other iterable is taken in its own order, from the start
-    again at its end.
+    From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
+    (seed, rank, step), so a resumed run takes the same ones. Any other iterable keeps its own order, and starts again
+    after its end.
     """
 
     def __init__(
         self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
     ):
-        """``local``: the data set is this rank's alone, which draws from all of it; otherwise from its own part."""
+        """``local``: True if this rank has its own data set and draws from all of it, not from a part."""
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.first: int | None = None
-        """The checksum of the first batch of a loader in its own order, once it was taken."""
+        """The checksum of the first batch of a loader that keeps its own order; None before the batch is taken."""
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
@@ -94,7 +94,7 @@ class Stream:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """The length of a map-style data set, and a checksum of some examples, 0 for random ones."""
+        """The length and a checksum of a map-style data set, 0 for random examples; None for other loaders."""
         if self._batches is None:
             return None
         again = _Collated.of(self._loader)
@@ -110,9 +110,9 @@ class Stream:
         return self._batches.examples if self._batches else None
 
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
-        """Return the batch of a local step; ``in_pass``: a pass over the examples, and the batch's number in it.
+        """Return the batch of a local step. ``in_pass``: the pass over the examples, and the batch's number in it.
 
-        ``ahead``: batches behind it that a thread reads meanwhile.
+        ``ahead``: the number of following batches that a thread reads meanwhile.
         """
         if self._batches is None:
             batch = self._next()
@@ -144,12 +144,12 @@ class Streams:
         self._begun: list[Any] = []
         self._folder: Path | None = None
         self._new: list[tuple[str, Stream]] = []
-        """Streams whose first batches are still to be compared."""
+        """Streams whose first batches must still be compared between ranks."""
 
     def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream; DataError where its data set is another one on some rank and not ``local``."""
+        """Return a loader's stream. Raises DataError if its data set differs between ranks or from before resuming."""
         key = id(loader)
-        if draws_at_random(loader):  # whoever makes a loader anew in each round goes on in the same data set
+        if draws_at_random(loader):  # a new loader of the same data set, as in each round, continues its stream
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
         if key not in self._streams:
             communicator = self._communicator
@@ -184,7 +184,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Refuse another data set than before resuming, of each rank's own only on as many ranks."""
+        """Raise DataError for another data set than before resuming; local ones count only on as many ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -202,9 +202,9 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of loaders that have one, on this rank, and forget those of all but a few rounds.
+        """Save the states of this rank's loaders, if any has a state, and delete files of all but the last rounds.
 
-        ``dropped``: those from before the round under way.
+        ``dropped``: True to save the states from before the present round.
         """
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):
@@ -218,9 +218,9 @@ class Streams:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
-        """Take the states that this rank saved in a folder after a round; fingerprints of data lie there, too.
+        """Load the states that this rank saved in ``folder`` after a round; DataError if they are unreadable.
 
-        ``resumed``: the run, or its checkpoint, from whose folder both are copied where it is another one.
+        ``resumed``: the run or checkpoint to resume; if elsewhere, states and fingerprints are copied from there.
         """
         self._folder = folder
         data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"
@@ -254,9 +254,9 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Say whether a loader takes all examples of a map-style data set, in batches of one size.
+    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size.
 
-    One that does not shuffle would give all ranks the same batches.
+    This includes loaders without shuffling, which would give all ranks the same batches.
     """
     if not _is_map_style(loader) or not loader.batch_size:
         return False
@@ -266,16 +266,17 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 
 
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks, reading no others if it can.
+    """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    Random numbers that a `DataLoader` of a map-style data set draws are the same every time, and on all ranks.
+    From a map-style data set only these batches are read; a `DataLoader` draws the same random numbers for it every
+    time, on all ranks.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
         with drawing() as draw:
             draw(rng.key(seed, "order"))
             batches = list(loader.batch_sampler)
-        if isinstance(loader.sampler, DistributedSampler):  # it has a part of them
+        if isinstance(loader.sampler, DistributedSampler):  # it has only a part of the examples
             rows = np.arange(len(loader.dataset))
             batches = np.split(rows, range(loader.batch_size, len(rows), loader.batch_size))
         for number, rows in enumerate(batches[rank::ranks]):
@@ -286,6 +287,6 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
 
 
 def examples_in(batch: Any) -> int:
-    """Return the number of examples of a batch: the rows of its first tensor; 1 where it has none."""
+    """Return the number of examples of a batch: the rows of its first tensor; 1 if there are no rows."""
     first = next(tensors_of(batch), None)
     return len(first) if first is not None and first.ndim else 1
