@@ -54,7 +54,7 @@ class Memory:
     copies: Number
     """Networks in addition to the one that it trains."""
     evaluation: Number = 0
-    """Values in the evaluation of a whole graph, when gradients and activations are free."""
+    """Bytes of the values in the evaluation of a whole graph, when gradients and activations are not in memory."""
     process: Number = PROCESS
 
     @property

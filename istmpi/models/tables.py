@@ -104,7 +104,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """The table of a graph network. Each layer has a product in each of these module ``lists``."""
+    """Return the table of a graph network; each module list of ``lists`` holds a matrix product for each layer."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
