@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({reason(error)}).") from error
+        cause = reason(error)
+        if error.errno is None and path.parent.is_dir():  # HDF5 does not tell why
+            cause += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
+        raise OutputError(f"{path}: cannot be written ({cause}).") from error
 
 
 def named_at_last(beside: Path, path: Path) -> None:

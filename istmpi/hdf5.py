@@ -230,7 +230,7 @@ def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
     stored, contents, size = all_datasets(file), datasets(file), file.id.get_filesize()
-    guarded = [path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS)]
+    guarded = dict.fromkeys(path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS))
     yield from (f"{path} is missing" for path in guarded if path not in contents)
     yield from (f"{path} has no checksums" for path in contents if path not in guarded)
     for path, dataset in stored.items():

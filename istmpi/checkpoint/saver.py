@@ -2,9 +2,8 @@
 
 import contextlib
 import queue
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
-from istmpi.files import named_at_last, temporary
-from istmpi.foreign import reason
+from istmpi.files import named_at_last, temporary, writing
 
 _CALL = "checkpoint"
 
@@ -29,27 +27,16 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
-        with communicator.agreed(), _output(path):
+        with communicator.agreed(), writing(path):
             WRITERS[writer](beside, header, with_checksums(pieces), communicator)
         with communicator.agreed():
             if communicator.rank == 0:
-                with _output(path):
+                with writing(path):
                     named_at_last(beside, path)
     finally:
         if communicator.rank == 0:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _output(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        cause = reason(error)
-        if error.errno is None and path.parent.is_dir():  # HDF5 does not tell why
-            cause += f"; {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB are free there"
-        raise OutputError(f"{path}: cannot be written ({cause}).") from None
 
 
 class Saver:
@@ -86,7 +73,7 @@ class Saver:
             self._start_thread()
         with communicator.agreed():
             if communicator.rank == 0:
-                with _output(self.folder):
+                with writing(self.folder):
                     self.folder.mkdir(parents=True, exist_ok=True)
                 remove_leftovers(self.folder)
                 remove_leftovers(folder)

@@ -42,6 +42,11 @@ def gathered(held: Holdings) -> int:
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
+def asked(run: Run, architecture: Architecture) -> tuple[str, ...]:
+    """The names that a run wants dealt out; the network may not have them."""
+    return architecture.default_groups if run.method.partition is None else run.method.partition
+
+
 @dataclass(frozen=True)
 class MethodSpec:
     """A method: what it deals out, sends and keeps."""
@@ -112,13 +117,12 @@ class MethodSpec:
                     f"method.partition: {name} is not a unit group of this "
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
-        return architecture.default_groups if run.method.partition is None else run.method.partition
+        return asked(run, architecture)
 
     def require_dealable(self, run: Run, architecture: Architecture) -> None:
         """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
         if self.deals and run.method.partition != ():
-            names = architecture.default_groups if run.method.partition is None else run.method.partition
-            architecture.require_dealable(names, run.model.scale != "none")
+            architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
     def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
         """Return the least number of units that every rank must hold, for each dealt group whose units are blocks."""
@@ -136,8 +140,9 @@ class MethodSpec:
         shared = self.shared(run, architecture)
         if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
-        parameters = (architecture.parameters[name] for name in shared)
-        nbytes = sum(parameter.size(architecture.lengths) * parameter.itemsize for parameter in parameters)
+        from istmpi.engine.axes import bytes_of  # help must not wait for NumPy
+
+        nbytes = bytes_of({name: architecture.parameters[name] for name in shared}, architecture.lengths)
         if not self.groups(run, architecture) or run.method.share_every > 1 or self.sends_largest(run):
             return True
         return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))

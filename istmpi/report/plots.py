@@ -9,7 +9,6 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from istmpi.config import Run
-from istmpi.cost.survey import Row
 from istmpi.foreign import Fields
 from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
@@ -36,6 +35,8 @@ from istmpi.units import BYTES, SECONDS, axis_unit, counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from istmpi.cost.survey import Row
 
 PICTURE = "progress.png"
 

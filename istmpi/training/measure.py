@@ -248,8 +248,7 @@ def _touch(
     Steps include newly allocated memory, and weights that products have displaced from the caches. Returns 0 for
     tokens, sparse rows and graphs, whose inputs cannot be invented; the rest of such a step counts as fixed time.
     """
-    code = getattr(architecture, "code", None)
-    if architecture.nodes[1] or (code and (code.tokens or code.sparse)):
+    if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
     sizes, beyond = [], []
     for part in _subnets(run, architecture, communicator.size):

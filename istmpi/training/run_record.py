@@ -147,6 +147,7 @@ class RunRecord:
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = last or training.progress(None if training.dataset.network else training.evaluate())
+        best = _best(training, self._folder, last) if training.run.checkpoint.best else None
         summary = Summary(
             self._folder.path,
             communicator.size,
@@ -155,7 +156,7 @@ class RunRecord:
             phases,
             training.data_summary.fingerprint,
             training.ended,
-            _best(training, self._folder, last) if training.run.checkpoint.best else None,
+            best,
             last.slowest,
         )
         with communicator.agreed():
