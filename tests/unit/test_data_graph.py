@@ -195,6 +195,14 @@ def test_a_pickle_runs_nothing(tmp_path, value, capsys):
     assert "\n" not in str(error.value) and capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("lists", [{0: [1], b"a": []}, {0: [1.5]}, {0: {1: 2}}], ids=["node", "neighbour", "list"])
+def test_what_is_no_node_or_list_of_nodes_is_refused(tmp_path, lists):
+    planetoid(tmp_path / "raw")
+    (tmp_path / "raw" / "ind.tiny.graph").write_bytes(python2(lists))
+    with pytest.raises(DataError, match=r"ind.tiny.graph is not a dictionary of node lists"):
+        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
+
+
 # ---- clusters
 
 

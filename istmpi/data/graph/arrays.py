@@ -189,8 +189,8 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
         raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set.")
     lists = pickled("graph", dict)
     edges = [(other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard]
-    ends = {type(end) for edge in edges for end in edge}
-    if ends - {int} or not all(isinstance(heard, list) for heard in lists.values()):
+    kinds = {*map(type, lists), *(type(end) for edge in edges for end in edge)}
+    if kinds - {int} or not all(isinstance(heard, list) for heard in lists.values()):
         raise DataError(f"{where}graph is not a dictionary of node lists. {again}")
     count = int(index.max()) + 1
     x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
