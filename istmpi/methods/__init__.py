@@ -234,7 +234,7 @@ _ALL = (
                 "order",
                 Literal["together", "round-robin"],
                 "together",
-                "Ranks use the center from the start of the round, or each the center that the previous rank left.",
+                "Center for a rank: that of the round's start, or the one that the previous rank changed.",
             ),
         ),
         replicated=True,
