@@ -193,7 +193,7 @@ def _show(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
-    """Run the program. Return its exit code, and True if all ranks end with it by themselves."""
+    """Run the program. Return its exit code, and True if every rank ends by itself, so that none must be aborted."""
     try:
         code = int(program() or 0)
         sys.stdout.flush()
