@@ -6,7 +6,8 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""Probes in vain until nothing has come. MPICH moves a message by one step at each, so it takes several."""
+"""The number of probes without a message after which a rank stops probing. One does not do: MPICH moves a message by
+only one step at each probe."""
 _BETWEEN_LOOKS = 1e-4
 
 
