@@ -172,7 +172,10 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``; for a map larger than KEPT, with the release of its pages, which count as process memory."""
+    """Return a function to call before rows are read: ``before``, which may be None.
+
+    For a map larger than `KEPT`, the function also releases the map's pages: they count as memory of the process.
+    """
     if x.nbytes <= KEPT:
         return before
 

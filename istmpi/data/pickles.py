@@ -36,7 +36,7 @@ def read_pickle(content: bytes, kind: type = object) -> object:
 
 
 class _Array:
-    """An array whose values follow later in the pickle, which may refer to it before."""
+    """An array. The pickle may refer to it first, and give its values later."""
 
     values: np.ndarray | dict[str, object] | None = None
 
@@ -64,7 +64,7 @@ class _Matrix(_Array):
 
 
 class _Unused:
-    """The replacement for classes that a pickle only passes to other functions, as numpy.ndarray to _reconstruct."""
+    """Replaces a class that a pickle only passes to a function, such as numpy.ndarray to _reconstruct."""
 
 
 _NAMES = {

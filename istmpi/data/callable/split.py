@@ -33,7 +33,7 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts; the batch's key and an example's number seed what it draws."""
+    """Examples that are ``(inputs, target)`` or dicts. The batch's key and an example's number seed random numbers."""
 
     dataset: Any
     name: str
@@ -152,7 +152,7 @@ class _FromGenerator(TorchFunctionMode):
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes a key, from which random numbers then come; one thread can be in here at a time."""
+    """Yield a function that seeds the random numbers in this context by a key. One thread at a time can enter it."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:

@@ -37,9 +37,9 @@ class _Task(OwnTask):
 
 
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
-    """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
+    """Return the functions ``loss`` and ``score``, each from the first class or module of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages.
+    Each function comes with its class or module. The keys of ``holders`` are names for messages.
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):

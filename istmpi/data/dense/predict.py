@@ -102,7 +102,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return the arrays of a file, and the names of a split's examples and labels, empty if there are none."""
+    """Return a file's arrays, and the names of those with a split's examples and labels; a missing one is empty."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

@@ -33,7 +33,7 @@ from istmpi.units import counted
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 RATES = 1_000, 768_000
-"""Samples a second."""
+"""The lowest and the highest accepted rate, in samples a second."""
 MOST_SAMPLES = 2**26
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
