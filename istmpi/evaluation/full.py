@@ -33,7 +33,7 @@ class FullNetwork:
     """The full network of the ranks' stores, with the weights of its last calibration.
 
     ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
-    rank has other examples, which stay there. Otherwise, if anything is sharded, all ranks pass the same ones.
+    rank has other examples, which stay there. Otherwise all ranks pass the same examples if anything is sharded.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FullNetwork:
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run it together on the same examples. Otherwise each rank runs any number of its own."""
+        """True if all ranks run the network together on the same examples; otherwise each rank runs others."""
         return bool(self._sharded) and not self._local_examples
 
     @property
