@@ -43,13 +43,13 @@ def gathered(held: Holdings) -> int:
 
 
 def asked(run: Run, architecture: Architecture) -> tuple[str, ...]:
-    """The names that a run wants dealt out; the network may not have them."""
+    """Return the names of the groups that a run wants dealt out; the network may lack some."""
     return architecture.default_groups if run.method.partition is None else run.method.partition
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method: what it deals out, sends and keeps."""
+    """A method of training: what it deals out to ranks, sends and keeps. In the lines below, "it" is the method."""
 
     name: str
     summary: str
@@ -77,7 +77,7 @@ class MethodSpec:
     deals: bool = False
     """True if it deals out the unit groups of a network that has any."""
     stays: bool = False
-    """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
+    """True if dealt parameters stay with the ranks that trained them until the next round. Not before an outer step."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
@@ -231,7 +231,7 @@ class MethodSpec:
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return how many local steps before a round's end weights leave for their next holders or owners; or 0."""
+        """Return the number of local steps before a round's end at which weights leave; 0 if none leaves early."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:
