@@ -44,7 +44,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """A normalisation of another class, which reads running statistics. They hold the moments."""
+    """A batch normalisation of another class. Its running statistics hold the moments."""
 
     @property
     def moments(self) -> Moments | None:

@@ -37,7 +37,7 @@ Place = tuple[str, int]
 Reading = Mapping[Place, tuple[int, int]]
 """The order of a width's units on each axis: ``(a, b)`` if the axis is ``a * units * b``."""
 Moving = Mapping[str, Mapping[Place, int]]
-"""The axes that double with each width, with the axis's length divided by the width."""
+"""The axes that double with each width, with their lengths divided by the width."""
 
 
 class Trial:
@@ -124,7 +124,7 @@ class Trial:
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """A parameter whose permutation alone does not change the outputs, so it proves nothing; "" if none.
+        """Return a parameter whose permutation alone does not change the outputs, so it proves nothing; or "".
 
         ``sure``: no other random weights will be tried. A parameter that has no effect at all then does not count.
         """

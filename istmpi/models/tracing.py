@@ -1,7 +1,7 @@
 """Finds the operators of a network, for any widths, by running it.
 
 The network is run with few units, then with each width doubled, and with twice the examples. A size that doubles has
-that width as a factor. If the sizes of the full network do not follow, they count at all widths.
+that width as a factor. If the full network has other sizes than follow from this, its sizes count at all widths.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Family:
-    """Records of a network at some lengths, and with each width doubled: None if it then computes something else."""
+    """The record of a network's operations at some lengths of its axes, and those with each width doubled."""
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The records by the width that is doubled. In training, "" stands for the doubled number of examples."""
+    """The record for each doubled width; None if the network then has other operations. In training, the key "" stands
+    for a doubled number of examples."""
 
     @property
     def complete(self) -> bool:
@@ -43,7 +44,10 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """The family of a network, with few units if it accepts them, or None. ``full``: its own record."""
+        """Return a network's family with few units or, if that is not complete, in full size.
+
+        ``full``: the record of the network in full size.
+        """
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -83,7 +87,7 @@ def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
 
 
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """An axis with these widths as its inner factors; the rest of its length is the outermost."""
+    """Return an axis of this length with these widths as inner factors; the rest is the outermost factor."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
     return str(Axis((*first, *map(Factor, names))))
@@ -92,7 +96,7 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
 def trace(
     network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
 ) -> dict[str, Any]:
-    """The fields of `Table` about a network's operators, in terms of these widths and blocks.
+    """Return the fields of `Table` about a network's operators, in terms of these widths and blocks.
 
     Raises ConfigError if the network cannot be run.
     """
@@ -129,7 +133,7 @@ def trace(
 
 
 def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-    """The sizes of record number ``place`` as axes, and the power of the number of examples in them.
+    """Return the sizes of record number ``place`` as axes, and the power of the number of examples in these sizes.
 
     Returns None if a size is not a product of widths, or does not give its ``expected`` value at the ``full`` lengths.
     """

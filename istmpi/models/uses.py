@@ -24,7 +24,7 @@ class Sums:
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
-    """The number of inputs that a product with each parameter adds up, without those that are averaged."""
+    """The number of inputs that each parameter's product adds up, without inputs that are averaged."""
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
