@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""The endings of files that a run reads in its folder. Other names may be folders: whoever writes there reports it."""
+"""The endings of files that a run reads in its folder. Other names may be folders; writing to these fails later."""
 
 
 def temporary(path: Path) -> Path:

@@ -57,7 +57,10 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. Errors of h5py and others, and ConfigError, become a one-line DataError."""
+    """A context that reads a file. Errors become a one-line DataError, except MemoryError.
+
+    Errors of istmpi pass unchanged, except ConfigError.
+    """
     try:
         yield
     except ConfigError as error:
