@@ -1,9 +1,8 @@
 """Independent Subnet Training for MPI machines. The names to import from here are the interface (docs/library.md).
 
-A unit is a neuron, a channel, a head or a block of layers; units of one kind, usually of one layer, form a group. In
-every round a deal gives each rank some units of every group. The rank holds these units: it trains their subnet.
-Between rounds each weight is with its owner. It moves by a pull to its holders, by a push back, by a hop to the next
-holders.
+A unit is a neuron, a channel, a head or a block of layers; the units of a layer form a group. A round's deal gives each
+rank units of every group, which it holds, i.e. trains as its subnet. Between rounds each weight is with its owner. A
+pull brings it to its holders, a push back, a hop to the next holders.
 """
 
 from importlib import import_module

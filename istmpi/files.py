@@ -82,7 +82,7 @@ def require_free(path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name only if the block ends without an exception. A pipe is written to.
+    """Open a file to write. It gets its name only if the block ends without an exception. A pipe is written directly.
 
     Raises OutputError if the file cannot be written. Then nothing is left behind, and an older file is unchanged.
     """

@@ -19,7 +19,6 @@ def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with a batch's inputs."""
     if inputs and isinstance(inputs[-1], Named):
         return network(*inputs[:-1], **inputs[-1])
     return network(*inputs)

@@ -81,8 +81,8 @@ class Header:
     """The number that divides a classifier's logits before the softmax; 1 if it was not fitted."""
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
-    """The sizes of the ranks' subnets (`istmpi.engine.shares`), by the first round that has them: for the last trained
-    round and the next two. Empty unless the sizes change during the run."""
+    """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round and the next two;
+    empty unless shares change."""
 
     blocks: _Upto = 0
     """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""

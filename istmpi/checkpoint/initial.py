@@ -1,7 +1,7 @@
 """Reads initial weights from a network of istmpi, a .safetensors file, or a state dict saved by torch.
 
-A tensor is used if its name and its shape fit a parameter. Its values are scaled so that the full network computes the
-same as the file's.
+A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network
+computes the same as the network in the file.
 """
 
 import pickle
@@ -203,10 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights. Raises DataError if that fails.
-
-    Verify the checksums of a checkpoint, but only part number ``part`` of ``parts``.
-    """
+    """Open a file of initial weights. If it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."

@@ -73,10 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside the weights: the moments, and the arrays of `inputs_of`.
-
-    Moments are the mean and the variance of each batch normalisation.
-    """
+    """Yield the pieces that prediction needs beside weights: batch normalisations' moments, arrays of `inputs_of`."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()

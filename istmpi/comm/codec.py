@@ -172,7 +172,7 @@ def value_bytes(form: str, itemsize: int) -> int:
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
-    """Return the bytes of ``elements`` values encoded together. ``itemsize``: the bytes of an exact value."""
+    """Return the bytes of ``elements`` values that are encoded together, with their scales."""
     return elements * itemsize if form == EXACT else CODECS[form].nbytes(elements)
 
 
@@ -198,10 +198,10 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield 32 random bits for each place, as pairs: a slice of ``places``, and its bits in an array of uint32.
+    """Yield pairs: a slice of ``places``, and 32 random bits for each place there. The next pair overwrites the bits.
 
-    The next pair overwrites this array. The bits are a hash of key and place in two rounds, like the end of
-    MurmurHash3. Random numbers of `istmpi.rng` would take more time than the rest of the codec.
+    The bits are a hash of key and place in two rounds, like the end of MurmurHash3: `istmpi.rng` would take more time
+    than the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
     steps = np.arange(len(memory), dtype=np.uint32) * _ODD

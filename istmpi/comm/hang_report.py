@@ -135,7 +135,7 @@ def missing(
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks that end the job: those silent for one deadline (``limit``), or still for two.
 
-    After a request to stop (``hurry``), a silent rank ends the job at once, and a still one after one deadline.
+    After a request to stop (``hurry``), a silent rank ends it at once, and a still one after one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]

@@ -6,8 +6,7 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""The number of probes without a message after which a rank stops probing. One does not do: MPICH moves a message by
-only one step at each probe."""
+"""A rank stops probing after this many probes without a message: MPICH moves a message by one step at each probe."""
 _BETWEEN_LOOKS = 1e-4
 
 

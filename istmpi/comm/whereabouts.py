@@ -94,7 +94,7 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
-        """Count much reading and writing as progress, if Linux counts the bytes."""
+        """Note progress if this process has read or written many bytes, as Linux counts them."""
         with suppress(OSError, ValueError, IndexError):
             now = bytes_of_others()
             if now - self._bytes > _MANY_BYTES:

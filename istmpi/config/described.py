@@ -1,4 +1,4 @@
-"""All settings that a run may have, as the code declares them. No network is built."""
+"""Every setting that a run may have, as the code declares it. No network is built."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Setting:
     hint: Any
     default: Any
     owner: str = ""
-    """The only method or network that has this setting; empty if the setting is not specific to one."""
+    """The method or network that alone has this setting; empty for a setting of all runs."""
 
     @property
     def help(self) -> str:

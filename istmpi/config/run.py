@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).parents[1] / "runs"
 
 @dataclass(frozen=True)
 class Run:
-    """All settings of a run. `Run.load` and `Run.override` make one and check it."""
+    """The settings of a run. `Run.load` and `Run.override` make one and check it."""
 
     data: Data = field(default_factory=Data)
     model: Model | OwnModel = field(default_factory=Model)
@@ -54,8 +54,7 @@ class Run:
     def load(name_or_path: str) -> "Run":
         """Return the run in a TOML file or a run's folder, or the run of this name that ships with the package.
 
-        A folder's run is returned without its folder, so that it is trained anew in another one. Raises ConfigError
-        if the run cannot be used.
+        A folder's run is returned without its folder, to be trained anew. Raises ConfigError if it cannot be used.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):
@@ -159,8 +158,8 @@ class Run:
     def phases(self) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.
 
-        The method of `method.finish` is listed even if it gets no round, so that its name is checked. Raises
-        ConfigError if `method.finish` is unusable.
+        The method of `method.finish` is there even without a round, so that its name is checked. ConfigError if
+        `method.finish` is unusable.
         """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
         if not finish:

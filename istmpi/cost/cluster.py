@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The measured speeds of a cluster, for each rank; all times are in seconds."""
+    """The measured speeds of a cluster's ranks; all times are in seconds."""
 
     name: str
     source: str

@@ -1,8 +1,7 @@
 """The ways in which ranks send each other parameters, and the load of each on network and memory.
 
-A pull goes from owners to the ranks that train (holders), a push back, and a hop from holders to the next holders.
-Sizes are bytes, with one tensor for each parameter. If all ranks send and receive at full rate, the time depends on the
-messages and bytes of the busiest rank.
+A pull goes from owners to holders (the ranks that train), a push back, a hop to the next holders. Sizes are bytes, with
+one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks send at full rate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,12 +31,12 @@ class Flops:
     products: Number
     """Matrix products, forward and for the needed gradients, as PyTorch counts them."""
     first_input_gradient: Number
-    """The gradient of the network's input. The paper counts it although nothing needs it."""
+    """The gradient of the network's input, which only the paper counts."""
     normalisation: Number
     optimizer: Number
     product_count: int
     lookups: Number = 0
-    """Additions of the table rows that bags look up, and of their gradients. PyTorch does not count them."""
+    """Additions of table rows in bags, and of their gradients. PyTorch does not count them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Further copies of parameters beside the network that the rank trains."""
+    """Copies of parameters beside the network that is trained."""
     evaluation: Number = 0
     """Values in the evaluation of a whole graph. Gradients and activations are not in memory then."""
     process: Number = PROCESS
@@ -222,9 +222,9 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """Return pairs: the cost of a part of the run that has one method and image size, and its number of rounds.
+    """Return (cost, number of rounds) for each part of a run with one method and image size.
 
-    ``smaller``: the networks for smaller images, by the side of these images.
+    ``smaller``: the networks for smaller images, by the images' side.
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
@@ -254,8 +254,8 @@ def _part_cost(
 ) -> PartCost:
     """Return the cost of one rank of ``part``.
 
-    ``others``: the number of other ranks' networks through which each batch passes forward. ``sparse``: True if a step
-    changes only the table rows that its examples read.
+    ``others``: the number of other networks through which a batch passes forward. ``sparse``: a step changes only the
+    table rows that it reads.
     """
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())

@@ -66,7 +66,7 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the number of windows of text, or of sparse rows, that are evaluated in one pass."""
+    """Return the number of windows of text, or of sparse rows, in one pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 

@@ -39,14 +39,13 @@ class Origin:
 
 
 class Holdings:
-    """The amount of the parameters that each rank is dealt, and the bytes that it gets from owners and other holders.
+    """The amount of the parameters that each rank is dealt, and what it gets from owners and other holders.
 
     ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``least``: the smallest number of units
     of a group for each rank. ``members``: the number of ranks that take part in a round. ``redeal``: the fraction of
-    units that change ranks in a round; None if all units return to owners. ``shared_every``: the number of rounds from
-    one mean of undealt parameters to the next; 0 without means. ``wire``: the form in which values are sent. If it is
-    not float32, ``slots`` tensors of optimizer state count for each parameter, too. Raises ConfigError if the deal is
-    impossible.
+    units that change ranks in a round; None if all units return to owners. ``shared_every``: rounds from one mean of
+    undealt parameters to the next; 0 without means. ``wire``: the form in which values are sent; if not float32,
+    ``slots`` more tensors count for each parameter. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """The expected bytes that all ranks together get from owners other than themselves."""
+        """The expected bytes that all ranks get from owners, other than themselves."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)

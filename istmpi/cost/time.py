@@ -40,7 +40,7 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A transfer: ``fixed`` seconds, which no rate changes, bytes of the busiest rank, and seconds hidden by steps."""
+    """A transfer: seconds that no rate changes, bytes of the busiest rank, and seconds that local steps hide."""
 
     fixed: float
     nbytes: float

@@ -28,7 +28,7 @@ WORDS = {
     "test": ("test", "testing", "tst"),
     "validation": ("validation", "valid", "val", "dev"),
 }
-"""Names of each split: as a folder's or file's name, as a word in it, and as part of an array's name."""
+"""Names of each split: as a folder's or file's name, as a word in such a name, and as part of an array's name."""
 _CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
@@ -103,10 +103,7 @@ def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first difference between two ``reading``s (conventions of files); empty if there is none.
-
-    Only conventions that both have are compared.
-    """
+    """Describe the first difference in conventions that two ``reading``s both have; empty if there is none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])

@@ -172,10 +172,8 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return a function to call before rows are read: ``before``, which may be None.
-
-    For a map larger than `KEPT`, the function also releases the map's pages: they count as memory of the process.
-    """
+    """Return ``before``, a function to call before rows are read. For a map larger than `KEPT`, it first lets go of
+    the map's pages, which count as memory of the process."""
     if x.nbytes <= KEPT:
         return before
 

@@ -130,7 +130,7 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError if inputs or outputs are too close together for the float32 of an exported program."""
+    """Raise ConfigError if inputs or outputs are too close together for a program's float32."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]

@@ -1,5 +1,2 @@
-"""Layouts: which positions of every parameter each rank has; and the transfers from one layout to another.
-
-Owners have the parameters between rounds. Holders have the units (neurons, channels) that the deal of a round gives
-them to train.
-"""
+"""Layouts: the positions of every parameter that a rank has, as their owner between rounds, or as a holder that trains
+them in a round; and transfers from one layout to another."""

@@ -29,14 +29,14 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The rank that holds each position in a third layout, for each axis; None for an axis that is not dealt out.
-    Elements that a rank holds in that layout are not sent."""
+    """The holder of each position in a third layout, for each axis; None for an axis that is not dealt. Elements with a
+    holder there are not sent."""
     form: str = EXACT
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
     """The number of scales that are sent with the values."""
     cut: tuple[int, int, int] | None = None
-    """The axis, the first position there and the whole block's length, if this is a slab; None for a whole block."""
+    """The axis along which this slab is cut from a block, its first position there, and the block's length; or None."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Number of rounds with the same shares before they may change; each rank's median time of these counts."""
+"""Shares stay unchanged for at least this many rounds. Each rank's median time in these rounds counts."""
 CHANGE = 0.05
 """Shares change only if the relative change of one of them is above this."""
 LEAST = 0.1

@@ -1,4 +1,4 @@
-"""The rows of every parameter that this rank owns, where the weights are between rounds; copies to the device.
+"""The rows of every parameter that this rank owns: the weights are here between rounds. Also copies to a device.
 
 A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
 position, so the network is the same for any number of ranks.

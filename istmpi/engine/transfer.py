@@ -1,8 +1,8 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
-The elements that two ranks have in common are the outer product of per-axis intersections, so a message is
-``tensor[np.ix_(...)]`` for each parameter in turn. Sender and receiver both compute it from the layouts: no index ever
-crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
+A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
+compute it from the layouts: no index ever crosses the wire. Building a Transfer is pure; tensors and the communicator
+are arguments of `Transfer.run`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

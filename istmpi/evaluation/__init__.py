@@ -1,1 +1,1 @@
-"""Evaluates the full network: its weights are gathered on each rank, or stay spread over the ranks (sharded)."""
+"""Evaluates the full network: weights are gathered on each rank, or stay spread over the ranks."""

@@ -77,7 +77,6 @@ class SharedBlocks:
         """Mean and variance of the units of all subnets' batch normalisations, from the last calibration."""
 
     def calibrate(self, *inputs: Any) -> None:
-        """Load the store's weights, and set the normalisations' moments to those of a batch of inputs."""
         self._take_weights()
         layers = self.module.layers
         for layer in layers.values():
@@ -87,7 +86,6 @@ class SharedBlocks:
             self.moments |= moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
-        """Load the store's weights, and set these moments in place of a calibration."""
         self._take_weights()
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
@@ -101,7 +99,6 @@ class SharedBlocks:
         """Do nothing: no rank needs anything from the others between two passes."""
 
     def release(self) -> None:
-        """Free the memory of the weights until the next calibration."""
         for weights in self.module.weights.values():
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)

@@ -45,7 +45,7 @@ class Score:
     loss: float
     """The loss as in training: for standardised targets, if the run has these. NaN for a score of a user's program."""
     score: float
-    """The score in the units of the data; if the network has several exits, the score of the last one."""
+    """The score in the units of the data; of several exits, the score of the last one."""
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit if there are several, otherwise None."""
@@ -56,7 +56,7 @@ class Score:
 
 
 class Evaluator:
-    """Scores a full network on splits, after calibration on a sample of the training data. Collective."""
+    """Scores a full network on splits. Collective."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange if each rank has examples of its own: the rows of weights come there from one owner at a time.
+    """The exchange if each rank has examples of its own: the rows of weights come to them, one owner's at a time.
 
     All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
     leaf that any rank waits for is served, until no rank waits. Moments of normalisations come after all leaves.

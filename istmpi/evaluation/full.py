@@ -1,4 +1,4 @@
-"""The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
+"""The full network, evaluated: a forward pass of the plain module, in which only leaves compute differently.
 
 A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners, and its outputs are
 gathered. `istmpi.cost.evaluation` decides which leaves are sharded.

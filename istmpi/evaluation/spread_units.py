@@ -1,7 +1,7 @@
 """A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
 
-Between two products a unit needs no other. Only a normalisation over a node's units needs two sums, which are added up
-over the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
+Between two products a unit needs no other unit. Only a normalisation over a node's units needs two sums, added up over
+the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def spread_units(
 ) -> None:
     """Make each layer of a network compute only this rank's units, with this rank's rows of ``sharded`` weights.
 
-    The last product has its whole weight, and adds up the ranks' contributions. ``network`` is built without factors
-    (scale), which are applied here. Collective.
+    The last product has its whole weight, and adds up the ranks' contributions. ``network`` has no
+    factors yet (scale). Collective.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():

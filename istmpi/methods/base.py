@@ -83,7 +83,7 @@ class Method(ABC):
     def run(self, number: int) -> float | None:
         """Run a round; return its mean loss over all ranks and local steps, or None if it was dropped. Collective.
 
-        It is dropped if a rank is asked to stop before its last local step; ``job.stop`` then has the reason on all
+        A round is dropped if a rank is asked to stop before its last local step; ``job.stop`` has the reason on all
         ranks. Raises DivergedError on every rank if a loss or weight is not finite. In both cases all values are those
         from before the round.
         """

@@ -1,7 +1,7 @@
 """The networks that can be trained: described by tables, built from plain modules.
 
-A width is an integer of the constructor that sets the number of a layer's units (neurons, channels, heads). A leaf is a
-layer that can compute with a part of its weight's rows.
+A width is an integer of the constructor that sets a layer's number of units (neurons, heads). A leaf is a layer that
+can compute with some of its weight's rows.
 """
 
 from collections.abc import Sequence

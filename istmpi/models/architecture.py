@@ -267,10 +267,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the outputs of the network with initial values. ConfigError if they are not finite.
-
-        Returns None for a network with a table written by hand, which is not tried.
-        """
+        """Return the initial network's outputs; None if its table is written by hand. ConfigError if not finite."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded

@@ -234,7 +234,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Choose a finding for each width so that the widths of every axis nest (`_axis`); first if it is not spanned."""
+    """Choose a finding for each width so that the widths on every axis nest. Widths that are not spanned come first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]

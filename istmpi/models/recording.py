@@ -56,7 +56,7 @@ class Sum:
     call: Call | None
     """The call in the network's code, if the sum's factor can be applied there; otherwise None."""
     turn: int = field(compare=False)
-    """The number of ``call`` among the calls of the pass."""
+    """The number of ``call`` among all calls."""
     inner: int = field(compare=False)
     """The number of values that each result adds up."""
     fan: int = field(compare=False)

@@ -109,7 +109,7 @@ def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
 
 
 class Provenance:
-    """Tracks the known tensors: those computed from parameters and buffers alone. Notes from which parameters."""
+    """Tracks the known tensors: those computed from parameters and buffers alone, and from which parameters."""
 
     def __init__(self) -> None:
         # The keys are storages. The tensors are kept, so that no other tensor takes their memory.

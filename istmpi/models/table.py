@@ -37,7 +37,7 @@ class Operator:
     parameter: str = ""
     """The name of the weight, if a factor is a weight; otherwise empty."""
     axis: int | None = None
-    """The axis of the weight whose positions are the columns of the product; None without a weight."""
+    """The axis of the weight whose positions are the columns."""
     gradients: int = 2
     """The number of products of the same size in the backward pass: one for each factor that needs a gradient."""
     of_input: bool = False
@@ -200,7 +200,7 @@ class Table:
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """Return the first fact in which another table differs, or "". Source, initial values and products may."""
+        """Return the first difference from another table, or "". Source, initial values and products do not count."""
         compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
         for fact in compared:

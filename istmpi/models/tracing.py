@@ -35,8 +35,7 @@ class Family:
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The record for each doubled width; None if the network then has other operations. In training, the key "" stands
-    for a doubled number of examples."""
+    """The record for each doubled width; None if its operations differ. In training, "" is the number of examples."""
 
     @property
     def complete(self) -> bool:
@@ -44,10 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """Return a network's family with few units or, if that is not complete, in full size.
-
-        ``full``: the record of the network in full size.
-        """
+        """Return a network's family with few units, if complete, else in full size; ``full``: that record."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:

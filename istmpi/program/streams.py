@@ -184,7 +184,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Raise DataError if a data set differs from before resuming; local ones only if the ranks are as many."""
+        """Raise DataError if a data set differs from before resuming. On another number of ranks, skip local ones."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -202,10 +202,9 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of this rank's loaders after a round, if any loader has a state.
+        """Save the states of this rank's loaders after a round, if any has a state. Keep the newest ``kept + 1`` files.
 
-        Only the newest ``kept + 1`` files are kept. ``dropped``: True if the round was dropped; the states from before
-        it are saved.
+        ``dropped``: True if the round was dropped; then the states from before it are saved.
         """
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):

@@ -21,7 +21,7 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""A run's folder has at least one of these files. `rm` removes them last: if it is interrupted, it can be repeated."""
+"""A run's folder has at least one of these files. `rm` removes them last, so that it can be repeated."""
 
 
 @click.group("runs", invoke_without_command=True)

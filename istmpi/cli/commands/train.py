@@ -33,9 +33,8 @@ def command(
 ) -> None:
     """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names), or a run's folder.
 
-    Without RUN, the command trains digits or, with --resume FOLDER, the run in FOLDER. If RUN is a folder, its
-    training continues where it was stopped. The options below show the defaults of digits. If a run file does not
-    contain a setting, the default in istmpi settings is used.
+    Without RUN, digits is trained or, with --resume FOLDER, the run of that folder. The run of a folder resumes
+    where it was stopped. The defaults below are those of digits; for run files, istmpi settings lists the defaults.
 
     \b
     mpirun -n 4 istmpi train

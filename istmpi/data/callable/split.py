@@ -33,7 +33,7 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts. The batch's key and an example's number seed random numbers."""
+    """Examples that are ``(inputs, target)`` or dicts. Their random numbers depend on batch key and example number."""
 
     dataset: Any
     name: str
@@ -96,7 +96,7 @@ class OwnSplit(Split):
         return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
-        """Return the class of each example, for which all are read; zeros for data without classes."""
+        """Return the class of each example (all are read); zeros for data without classes."""
         return self._classes if self.classes else super().labels()
 
     @cached_property

@@ -49,8 +49,8 @@ def read_inputs(
     """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
 
     ``resize``: resize images to the shape. ``skipped`` is called with the name of each unreadable file, and the reason.
-    ``label``: the column of a table to leave out. ``reading`` is how the training data were read; ``header`` and
-    ``delimiter`` override it.
+    ``label``: the column of a table to leave out. ``reading``: the conventions of the training data; ``header``
+    and ``delimiter`` override them.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
