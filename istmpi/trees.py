@@ -25,7 +25,7 @@ def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples with ``function`` applied to every tensor."""
+    """Return a tree with ``function`` applied to every tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree of dicts, lists and tuples."""
+    """Yield the tensors of a tree."""
     import torch
 
     if isinstance(tree, torch.Tensor):

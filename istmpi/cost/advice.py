@@ -64,7 +64,7 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """Advise the run to use on a cluster, with the other methods for comparison."""
+    """Return the run to use on a cluster, and the other methods for comparison."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]

@@ -54,7 +54,7 @@ class EvaluationPlan:
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
     """The bytes that training takes on every rank and that are free during an evaluation.
 
-    For local graphs only gradients count, because activations depend on a rank's own graph.
+    If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0

@@ -225,7 +225,7 @@ class Holdings:
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Bytes that the owner with the most rows receives of parameters with several holders, and averages."""
+        """Bytes of parameters with several holders that the owner with the most rows receives and averages."""
         if self.members == 1:
             return 0
         apart, total = {*self.groups} - self.overlapping.keys(), 0

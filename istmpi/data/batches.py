@@ -36,7 +36,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return the batch of a step. A thread reads the next ``split.ahead`` ones; their errors come in their step."""
+        """Return the batch of a step. A thread reads ``split.ahead`` more; an error is raised at its batch's step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)

@@ -74,7 +74,7 @@ class CalibratedNetwork:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
-        with several exits gives the outputs of the last one. Raises DataError for other examples.
+        with several exits gives the outputs of the last one. Raises DataError for another form.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 

@@ -36,7 +36,7 @@ class Block:
     scales: int = 0
     """The number of scales that are sent with the values."""
     cut: tuple[int, int, int] | None = None
-    """The axis along which this slab is cut from a block, its first position there, and the block's length; or None."""
+    """A slab's cut: the axis, its first position there, and the whole block's length; None for a whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class FullNetwork:
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run the network together on the same examples; otherwise each rank runs others."""
+        """True if all ranks run the network together on the same examples; otherwise each rank runs its own."""
         return bool(self._sharded) and not self._local_examples
 
     @property

@@ -1,7 +1,7 @@
-"""Tests readings of a width's axes on a small network with random weights.
+"""Tests readings of a width's axes, i.e. orders of its units there, on a small network with random weights.
 
 If a reading is right, permuting the width's units in all parameters at once does not change the outputs. A narrower
-network then also computes the same as the full one whose other units are silent. The exception is a network in which
+network then also computes the same as the full one whose other units are zero. The exception is a network in which
 something spans the units: a normalisation, or a scale by their number.
 """
 

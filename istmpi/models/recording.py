@@ -157,7 +157,7 @@ class Recorder(Watching):
         return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
-        """Note which products an addition joins. ``left``, ``right``: the products that made the two summands, as bits.
+        """Note which products an addition joins. ``left``, ``right``: bit masks of the products that made the summands.
 
         Recurrences are left out, and so are tables of positions that several layers add.
         """

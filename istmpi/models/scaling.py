@@ -45,7 +45,7 @@ class Call:
     module: str = ""
     parameter: str = ""
     inner: int = field(default=0, compare=False)
-    """The length that is summed over; 0 if it does not tell calls apart."""
+    """The length that is summed over; 0 if calls do not differ in it."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:

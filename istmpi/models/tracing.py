@@ -43,7 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """Return a network's family with few units, if complete, else in full size; ``full``: that record."""
+        """Return a network's family with few units or, if incomplete, in full size. ``full``: the full-size record."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:

@@ -152,7 +152,7 @@ class UserNetwork:
 
     @property
     def frozen_digest(self) -> float:
-        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 if none."""
+        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 without any."""
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
