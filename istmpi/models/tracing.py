@@ -42,8 +42,8 @@ class Family:
         return None not in self.doubled.values()
 
     @staticmethod
-    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """Return a network's family with few units or, if incomplete, in full size. ``full``: the full-size record."""
+    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
+        """Return a network's family with few units or, if incomplete, at ``lengths``. ``full``: its record there."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -53,15 +53,15 @@ class Family:
                 return None
             return records if records == full.records else None
 
-        best = None
-        for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
-            with one_thread():
-                if (base := full.records if at == lengths else member(at)) is not None:
-                    doubled = {name: member({**at, name: 2 * length}) for name, length in at.items()}
-                    best = Family(at, base, doubled | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
-            if best and best.complete:
-                break
-        return best
+        def doubled(at: Mapping[str, int], base: Sequence[Any]) -> Family:
+            records = {name: member({**at, name: 2 * length}) for name, length in at.items()}
+            return Family(at, base, records | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
+
+        small = few(lengths)
+        with one_thread():  # a constructor may not take few units, or twice as many of them
+            base = member(small) if small != lengths else None
+            family = doubled(small, base) if base is not None else None
+            return family if family and family.complete else doubled(lengths, full.records)
 
 
 def followed(
@@ -102,7 +102,7 @@ def trace(
     normalised, inexact = [], []
     made: dict[int, frozenset[str]] = {}
     for place, record in enumerate(full.products):
-        sizes = _read(family, place, record.sizes, lengths) if family and family.complete else None
+        sizes = _read(family, place, record.sizes, lengths) if family.complete else None
         if sizes is None:
             inexact.append(record.module)
             scaled = record.sizes[0] % EXAMPLES == 0
