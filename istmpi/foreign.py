@@ -23,7 +23,7 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of such a file, as of those above: all of it is read into memory."""
+"""The most bytes of a metrics.jsonl. It is read into memory whole, like the files above."""
 MOST = 1e30
 """The largest figure of a run or of a cluster."""
 LINE = 1000

@@ -55,7 +55,7 @@ def command(
     round       local steps of all ranks, and the exchange that follows
     owner       the rank that keeps a weight between rounds
     pull, push  owners send weights to the ranks that train them, and get them back
-    hop         a rank sends trained weights straight to the ranks that train them next
+    hop         a rank sends weights straight to the ranks that train them next
     redeal      the fraction of a group's units that change rank in a round
     """
     if ranks is not None and not dry_run:
