@@ -114,7 +114,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place and encoded. The exchange begins at once."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. The exchange begins at once."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)
