@@ -54,7 +54,7 @@ def command(
     local step  an optimizer step on one rank, without communication
     round       local steps of all ranks, and the exchange that follows
     owner       the rank that keeps a weight between rounds
-    pull, push  owners send weights to the ranks that train them, get them back
+    pull, push  owners send weights to ranks that train them, and get them back
     hop         a rank sends weights straight to the ranks that train them next
     redeal      the fraction of a group's units that change rank in a round
     """
