@@ -19,7 +19,7 @@ import istmpi
 
 
 class VAE(nn.Module):
-    """A network without noise in evaluation, because istmpi refuses a network that draws random numbers there."""
+    """A network without noise in evaluation: istmpi refuses random numbers there."""
 
     DEALT = ("hidden",)
 
