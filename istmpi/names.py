@@ -29,7 +29,7 @@ def is_own(name: Any) -> bool:
 
 
 def is_module(name: Any) -> bool:
-    """Return True if a network is a plain torch.nn.Module: the user's own, or one that ships."""
+    """Return True if a network is a plain torch.nn.Module: the user's own, or one of `NETWORKS`."""
     return isinstance(name, str) and (is_own(name) or name in NETWORKS)
 
 
@@ -39,5 +39,5 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """Return the class in a network's name, without its place; an empty text for one that is no plain module."""
+    """Return the class in a network's name, without its place; an empty text unless `is_module`."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

@@ -12,7 +12,7 @@ GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "m
 """Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that earlier versions wrote into every run with these values. Now they are left out, and mean the same."""
+"""Settings that earlier versions wrote into every run, with these defaults. Beside one of `GONE` they are dropped."""
 
 
 class RenamedWarning(FutureWarning):
@@ -26,7 +26,10 @@ def tell(old: str, new: str, source: str = "") -> None:
 
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """Return settings under their new names. Raises ConfigError for one that is set twice or no longer exists."""
+    """Return settings under their new names, without `GONE`. Warns of old names unless ``aloud`` is False.
+
+    Raises ConfigError for one that is set twice, or one of `GONE` that has another value.
+    """
     gone = [name for name in GONE if _value(tree, name) is not None]
     for name in gone:
         if (value := _value(tree, name)) != GONE[name]:

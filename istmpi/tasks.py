@@ -37,7 +37,7 @@ def _functional() -> ModuleType:
 
 
 class Task(ABC):
-    """A loss and a score, each a mean over examples."""
+    """A loss, a mean over examples, and a score from such means."""
 
     score: str
     higher_is_better = True
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The true labels among the k ranked first, for each k of `AT`; then the points of micro-F1."""
+    """The length of `points`: for each k of `AT` the true labels among the k ranked first; then those of micro-F1."""
     several_labels = distils = True
 
     @staticmethod

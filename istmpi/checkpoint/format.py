@@ -1,4 +1,4 @@
-"""The format of checkpoints (docs/formats.md): only this file defines groups and attributes.
+"""The format of checkpoints (docs/formats.md): their attributes, and how a file and its datasets are created.
 
 Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
 """
@@ -52,7 +52,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes: scalars as numbers, everything else as JSON."""
+    """The root attributes on a run and its network: scalars as numbers, everything else as JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]

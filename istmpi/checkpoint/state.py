@@ -1,4 +1,4 @@
-"""Turns a rank's rows into pieces of a checkpoint, and back on any number of ranks."""
+"""Turns a rank's rows of parameters into pieces of a checkpoint, and back on any number of ranks."""
 
 import json
 import platform
@@ -73,7 +73,10 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: batch normalisations' moments, arrays of `inputs_of`."""
+    """Yield the pieces that prediction needs beside weights: moments of batch normalisations, arrays of `inputs_of`.
+
+    Rank 0 writes them.
+    """
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -108,7 +111,7 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store; return the tensors that only this rank had.
+    """Fill the store from a checkpoint; return the tensors of it that only this rank had.
 
     Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
     """

@@ -28,7 +28,7 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """Return the writer ``wanted``, or for ``auto`` the first that all ranks have. Collective."""
+    """Return the writer ``wanted`` (or ConfigError), for ``auto`` the first that all ranks have. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(

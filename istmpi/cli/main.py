@@ -1,4 +1,4 @@
-"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
+"""``istmpi``: finds the command, and turns an error that ends it into a message and an exit code."""
 
 import importlib
 import io

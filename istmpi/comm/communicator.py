@@ -1,8 +1,8 @@
 """A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the bytes.
 
-Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to its stand-in, for other ranks. No call
-blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to other ranks. `Whereabouts`
-knows meanwhile for which ranks it waits.
+Values travel as bytes. `Traffic` counts those of arrays that this rank hands to MPI for other ranks, not of Python
+objects. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
+other ranks. `Whereabouts` knows meanwhile for which ranks it waits.
 """
 
 import pickle
@@ -46,7 +46,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except those for scratch memory, one peer or requests."""
+    """A group of ranks. Methods are collective, except those for scratch memory, waits, one peer or requests."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer. Fresh memory for every transfer would cost a page fault for every 4 KiB."""
+        """Return a reused byte buffer, perhaps longer. Fresh memory for each transfer costs a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

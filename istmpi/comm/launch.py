@@ -29,7 +29,8 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """Return a new communicator of all ranks of this job. Raises LaunchError if the ranks do not form one job.
+    """Return a new communicator of all ranks of this job. Raises LaunchError if they do not form one job, or
+    run different commands or versions.
 
     In a user's own program, a failure on one rank ends all ranks from now on.
     """

@@ -32,7 +32,7 @@ class Scenario:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def alone(self) -> float:
-        """Return the seconds of an epoch of plain SGD in one process."""
+        """Return the seconds of an epoch in one process, which has the fastest rank's speed."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
