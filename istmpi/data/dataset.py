@@ -51,7 +51,7 @@ class Split(ABC):
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets, [n] int64, or [n, outputs] float32 or uint8; read-only."""
+        """Return a target for each example: zeros [n], unless the kind of split has its own. Read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -90,7 +90,10 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers 0 to ``count - 1`` if they are at most ``limit``; otherwise always the same sample of them."""
+    """Return the numbers below ``count`` if at most ``limit``; otherwise always the same sample of them.
+
+    ``drawn``: the size of the sample, by default ``limit``.
+    """
     if count <= limit:
         return np.arange(count)
     return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
@@ -133,8 +136,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, or of numbers to
-    predict. The splits normalise with ``mean`` and ``std`` [features].
+    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, tokens, labels or
+    numbers to predict. The splits normalise with ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]

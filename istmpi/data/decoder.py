@@ -180,7 +180,10 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; validation examples become test examples if there are no test examples."""
+    """Return the examples; validation examples become test examples if there are none.
+
+    Raises DataError for a class that no training example has.
+    """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]
