@@ -54,7 +54,7 @@ class DivergedError(IstmpiError):
 
 
 class SimulationError(IstmpiError):
-    """A job of simulated ranks that failed: they wait for ever, their calls do not match, or one was killed."""
+    """A job of simulated ranks that did not end as it should."""
 
 
 class OutputError(IstmpiError):

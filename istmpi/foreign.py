@@ -52,10 +52,7 @@ def one_line(message: object) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a JSON value to compare and show: printable texts, flat lists of them, nested values as JSON text.
-
-    A text has at most `LINE` characters; a longer one is cut.
-    """
+    """Return a JSON value to compare and show: each text printable and cut to `LINE`, a nested value as JSON text."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
@@ -161,8 +158,8 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 def staying(*others: type[BaseException]) -> Iterator[None]:
     """A context that runs foreign code, which must not end the program: its attempt becomes an IstmpiError.
 
-    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. It passes
-    unchanged if istmpi's own code raised it.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. Those
+    of istmpi itself pass unchanged.
     """
     try:
         yield

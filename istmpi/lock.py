@@ -2,8 +2,8 @@
 
 The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
 system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over: on
-the same host once the process is gone, on other hosts once nobody has touched the file for a while, and at once for the
-same SLURM job after its restart.
+the same host once the process is gone, on others once nobody has touched the file for a while, after a restart of the
+same SLURM job at once.
 """
 
 import contextlib

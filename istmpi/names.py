@@ -24,7 +24,6 @@ NORMS = ("batch", "layer", "none")
 
 
 def is_own(name: Any) -> bool:
-    """Return True if a network's name is that of a user's own class."""
     return isinstance(name, str) and ":" in name
 
 

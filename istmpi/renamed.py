@@ -12,7 +12,7 @@ GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "m
 """Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that earlier versions wrote into every run, with these defaults. Beside one of `GONE` they are dropped."""
+"""Defaults that earlier versions wrote into every run. Beside a setting of `GONE` they are dropped."""
 
 
 class RenamedWarning(FutureWarning):
@@ -20,7 +20,6 @@ class RenamedWarning(FutureWarning):
 
 
 def tell(old: str, new: str, source: str = "") -> None:
-    """Warn that ``old``, which stands in ``source``, is now ``new``."""
     where = f"{source}: " if source else ""
     warnings.warn(f"{where}{old} is now {new}; the old name still works.", RenamedWarning, stacklevel=3)
 

@@ -31,10 +31,7 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List a run's checkpoints, without `BEST`: `NETWORK` first, then the others, the newest first.
-
-    ``folder`` is the run's folder, or its folder of checkpoints.
-    """
+    """List the checkpoints of a run's folder or of its folder of them: `NETWORK`, then newest first; not `BEST`."""
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)

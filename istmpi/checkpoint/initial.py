@@ -50,7 +50,6 @@ def _of_istmpi(checkpoint: Checkpoint) -> _File:
 
 
 def _safetensors(path: Path) -> _File:
-    """Open a .safetensors file, or all those in a folder, as Hugging Face's libraries write them."""
     library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:

@@ -42,8 +42,8 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 class Saver:
     """Writes a run's checkpoints one after the other, by default in a thread. Collective, but `close` and `newest`.
 
-    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint from
-    which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5
+    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
+    from which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5
     creates one per file, and two threads that do so may deadlock; saving then does not use a thread.
     """
 

@@ -73,10 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: moments of batch normalisations, arrays of `inputs_of`.
-
-    Rank 0 writes them.
-    """
+    """Yield the pieces that prediction needs, on rank 0 with rows: moments of batch normalisations, ``inputs``."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()

@@ -46,7 +46,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
     """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: the cost and the rounds of each phase.
 
-    All but the list "phases" describe the first phase, and the network on one process: its cost is ``alone``.
+    ``alone``: the cost on one process. Shapes, FLOPs and memory are those of the first phase.
     """
     first = phases[0][0]
     largest, single = first.largest, alone.largest

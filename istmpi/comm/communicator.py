@@ -32,7 +32,7 @@ libraries before MPI-4.
 """
 
 LARGEST_CALL = 2**30
-"""The most bytes that one broadcast or all-gather moves, for the same reason."""
+"""The most bytes that one broadcast or all-gather moves: see `STAGING_BYTES`."""
 
 
 @dataclass
@@ -70,7 +70,6 @@ class Communicator:
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
-        """Send a message to every rank, and receive one from each, as bytes."""
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
@@ -263,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer, perhaps longer. Fresh memory for each transfer costs a page fault for every 4 KiB."""
+        """Return a reused byte buffer, perhaps longer: fresh memory would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

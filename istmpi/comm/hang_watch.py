@@ -68,8 +68,8 @@ class HangWatch:
     """Watches this rank's waits and its launcher, until it is closed. Creating it is collective.
 
     ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints messages for people, on
-    any rank. ``folder`` gets stack traces. ``cure``: the advice after a stuck job. If threads may not call MPI, only the
-    launcher is watched.
+    any rank. ``folder`` gets stack traces. ``cure``: the advice after a stuck job. If threads may not call MPI, only
+    the launcher is watched.
     """
 
     def __init__(

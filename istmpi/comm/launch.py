@@ -50,7 +50,6 @@ def world() -> Communicator:
 
 
 def _agree(everyone: Any) -> None:
-    """Raise the same LaunchError on all ranks if their versions of istmpi or their commands differ."""
     started_as = __version__, _command
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)

@@ -122,7 +122,6 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]) -> list[tuple[str, ...]]:
-    """Return a row for each method: its best choice or, without one, a choice with these ranks and local steps."""
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()

@@ -26,7 +26,7 @@ def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int 
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """A rank's FLOPs per example in a forward pass. Sharded products, or all if none is sharded, are divided among ranks."""
+    """A rank's forward FLOPs per example. Sharded products, or all if none is sharded, are divided among ranks."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)
@@ -44,7 +44,7 @@ def calibration_examples(
 ) -> int:
     """Return the number of examples to calibrate on: the run's setting, else as FLOPs allow, up to `SAMPLED`.
 
-    ``trained``, ``scored``: the numbers of training examples, and of examples that an evaluation scores.
+    ``trained``, ``scored``: the counts of training examples and of scored ones.
     """
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples

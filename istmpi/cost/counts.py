@@ -1,4 +1,4 @@
-"""Counts the cost of a run in bytes, FLOPs and memory. Traffic is the expectation over deals; so are sizes if blocks are dealt."""
+"""Counts a run's bytes, FLOPs and memory. Traffic, and sizes if blocks are dealt, are expectations over deals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,11 +1,10 @@
 """Plans the evaluation of the full network without torch: the weights that every rank gathers, and the bytes sent.
 
 *Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
-of a leaf (a layer), and the outputs are gathered. An mlp's weights are all sharded. Another leaf is sharded if this
-sends fewer bytes, or if the gathered weights would take more memory than the gradients and activations of training,
-which are free meanwhile. If any weight is sharded, all ranks pass the same examples; all weights are gathered if this
-takes longer (`FLOPS_A_BYTE`) and they fit. If each rank has examples of its own, the rows of a sharded leaf come to the
-examples, from one owner after the other.
+of a leaf (a layer), and the outputs are gathered. An mlp is all sharded. Another leaf is sharded if this sends fewer
+bytes, or if gathered weights would not fit into the memory of training's gradients and activations, free meanwhile. If
+any weight is sharded, all ranks pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory allows, all
+are gathered. If each rank has its own examples, the rows of a sharded leaf come to them, from one owner after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,7 +66,6 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the number of windows of text, or of sparse rows, in one pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 

@@ -1,6 +1,6 @@
 """Counts exactly the bytes that ranks send each other to bring parameters from one layout to another.
 
-A layout (`istmpi.engine.layout`) says which elements each rank has. Plans and counters of traffic must agree.
+A layout (`istmpi.engine.layout`) says which elements each rank has.
 """
 
 from collections.abc import Mapping, Sequence
