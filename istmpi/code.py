@@ -14,7 +14,7 @@ from istmpi.errors import ConfigError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """Import the module in ``name`` (FILE.py:NAME or package.module:NAME), which runs its code; return it and NAME.
+    """Import, and so run, the module in ``name`` (FILE.py:NAME or package.module:NAME); return the module and NAME.
 
     ``option`` and ``what``: the place and the kind of the name, for messages. Raises ConfigError if the import fails.
     """
@@ -36,7 +36,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. Raises RuntimeError, and undoes it, if the code switched gradients off or on."""
+    """A context for foreign code. If it left torch's gradients switched, puts them back and raises RuntimeError."""
     import torch
 
     before = torch.is_grad_enabled()

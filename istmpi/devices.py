@@ -41,7 +41,7 @@ def fair_threads(local: Communicator) -> int:
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``wanted``, if 0 OMP_NUM_THREADS, else its share of cores. Collective."""
+    """Set and return this rank's threads: ``wanted``; if 0, OMP_NUM_THREADS, else a share of the cores. Collective."""
     shared = fair_threads(local)
     threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)

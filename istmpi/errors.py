@@ -80,7 +80,7 @@ LONGEST_WORD = 100
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``"; did you mean X?"`` for the known word X next to ``word``; the list of known words if none is near.
+    """Return ``"; did you mean X?"`` for the known word nearest to ``word``; the list of known words if none is near.
 
     ``prefix`` precedes each known word. A ``word`` longer than `LONGEST_WORD` gets an empty text.
     """

@@ -35,7 +35,7 @@ def joined(returned: Outputs) -> torch.Tensor:
 def weighted_loss(
     loss: Callable[..., torch.Tensor], returned: Outputs, targets: torch.Tensor, weights: Sequence[float], **how: str
 ) -> torch.Tensor:
-    """Return the sum over exits of ``loss`` (called with ``how``) times the exit's weight; without ``weights`` 1."""
+    """Return the sum over exits of ``loss`` (called with ``how``) times the exit's weight, 1 without ``weights``."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
@@ -43,7 +43,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless there are no ``weights``, or one for each exit and not all 0. ``network`` is a name."""
+    """Raise ConfigError unless there are no ``weights``, or one for each exit and not all 0. ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

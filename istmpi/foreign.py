@@ -135,7 +135,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return the message for foreign code that ended the program with ``error``; None if istmpi's own code did."""
+    """Return the error for foreign code that ended the program by ``error``; None if istmpi's own code did."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
@@ -143,7 +143,7 @@ def left(error: BaseException) -> IstmpiError | None:
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a line of a file. ``how``: the call that ended the program, with ``code``."""
+    """Return the error of `left` for a line of a file; None for istmpi's. ``how`` ended the program with ``code``."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(

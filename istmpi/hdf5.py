@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. Errors other than MemoryError and istmpi's (but ConfigError) become a DataError."""
+    """A context that reads a file. Errors but MemoryError and istmpi's become a DataError; ConfigError, too."""
     try:
         yield
     except ConfigError as error:
@@ -70,7 +70,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return the version of an open file's format. DataError for another format or version, or a missing checksum."""
+    """Return the version of an open file's format. DataError for another one, or if the checksum contradicts it."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)

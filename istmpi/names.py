@@ -20,7 +20,6 @@ SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Activations of mlp, as `torch.nn` calls them."""
 NORMS = ("batch", "layer", "none")
-"""Normalisations of mlp."""
 
 
 def is_own(name: Any) -> bool:

@@ -25,9 +25,9 @@ def tell(old: str, new: str, source: str = "") -> None:
 
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """Return settings under their new names, without `GONE`. Warns of old names unless ``aloud`` is False.
+    """Return settings under new names, without `GONE`; warn of old names if ``aloud``.
 
-    Raises ConfigError for one that is set twice, or one of `GONE` that has another value.
+    Raises ConfigError for one that is set twice, or of `GONE` with another value.
     """
     gone = [name for name in GONE if _value(tree, name) is not None]
     for name in gone:

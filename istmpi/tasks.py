@@ -37,7 +37,7 @@ def _functional() -> ModuleType:
 
 
 class Task(ABC):
-    """A loss, a mean over examples, and a score from such means."""
+    """A loss, which is a mean over examples, and a score, made of such means."""
 
     score: str
     higher_is_better = True

@@ -31,7 +31,10 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List the checkpoints of a run's folder or of its folder of them: `NETWORK`, then newest first; not `BEST`."""
+    """List the checkpoints of a run's folder: `NETWORK` first, then the others, the newest first; `BEST` is left out.
+
+    ``folder`` may also be the run's folder of checkpoints.
+    """
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
@@ -134,7 +137,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; None if it is gone. ``problem`` is the reason why its run's facts are None.
+    """Describe one file of a folder; None if it is gone. ``problem`` is the reason if it cannot be read.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """

@@ -127,7 +127,7 @@ def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None 
 def begin_with(
     path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
 ) -> Fit:
-    """Set the parameters of a store to the values in a file, where names and shapes fit.
+    """Set a store, which has this rank's rows of the parameters, to the values in a file where names and shapes fit.
 
     Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps beginnings of names in the file
     to those in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights; if it is a checkpoint, verify ``part`` of ``parts``. DataError if one fails."""
+    """Open a file of initial weights; if it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."

@@ -260,7 +260,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged or none."""
+    """Open a checkpoint and check its structure. Raises DataError if it is missing, damaged or another file."""
     path = Path(path)
     with damage_named(path):
         if not path.is_file():

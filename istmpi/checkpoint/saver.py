@@ -40,7 +40,7 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 
 class Saver:
-    """Writes a run's checkpoints one after the other, by default in a thread. Collective, but `close` and `newest`.
+    """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
 
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
     from which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5

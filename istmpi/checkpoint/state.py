@@ -22,7 +22,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
-"""A kind of slot in files of earlier versions: the weights at the start of a round that was stopped."""
+"""A kind of extra tensor (slot) in files of earlier versions: the weights at the start of a round that was stopped."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs, on rank 0 with rows: moments of batch normalisations, ``inputs``."""
+    """Yield what prediction needs beside weights, written by rank 0: batch normalisations' moments, ``inputs``."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -108,7 +108,7 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store from a checkpoint; return the tensors of it that only this rank had.
+    """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
     Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
     """

@@ -1,4 +1,4 @@
-"""Finds the network of a run. Networks that have a table (`has_table`) need no data if layers or a shape are given."""
+"""Finds the network of a run. No data are read for a network of `has_table` if layers or a shape are given."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def described(
 ) -> Described:
     """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data.
 
-    Without data, ``in_a_row``, ``nodes`` and ``degree`` are their facts. ``ranks`` turns epochs into rounds.
+    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. ``ranks`` turns epochs into rounds.
     """
     require_known(run.model.name)
     run = run.with_implied()

@@ -234,7 +234,6 @@ class HangWatch:
             self._send_to_others("ask")
 
     def _judge(self, now: float) -> None:
-        """End the roll: report the missing ranks, or end the job if one has been missing for too long."""
         roll, self._roll = self._roll, None
         self._next_roll = roll.began + self._first_limit
         if self._where.waiting.get(roll.wait.group) != roll.wait:

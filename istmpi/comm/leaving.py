@@ -46,7 +46,7 @@ def end_stuck_job(error: StuckError) -> None:
 def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
-    If all ranks end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
+    If all end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
     its line is printed once. A SystemExit that the program raises itself is not noticed.
     """
     global _installed

@@ -86,7 +86,7 @@ class Cost:
     """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
-    """The fraction of ``spec.received`` that is sent."""
+    """The fraction that is sent of the elements that `MethodSpec.received` counts."""
     tensors: int
     """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
     start_bytes: Number
@@ -143,7 +143,7 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on ``ranks`` ranks. ``method`` replaces the run's; it may be one of `RIVALS`, only counted.
+    """The cost of a run on ``ranks`` ranks. ``method`` replaces the run's; it may be of `RIVALS`, which cannot run.
 
     ``shared_batch``: True if ranks divide train.batch, as in the paper, when the method sends in each step.
     ``examples``: the number of training examples, for methods whose rounds are passes over the data.

@@ -93,7 +93,7 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples in each pass.
 
-    ``local``: each rank has its own examples. ``spread``: a sharded head sends only its highest outputs, and nothing in
+    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest outputs, and nothing in
     a calibration.
     """
     parameters = architecture.parameters.items()

@@ -49,7 +49,6 @@ class Scenario:
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def allows(self, method: str, ranks: int) -> bool:
-        """Return True if a method's groups have a unit for each rank."""
         return ranks <= (self.most_ranks(method) or ranks)
 
     def narrowest(self, method: str) -> str:

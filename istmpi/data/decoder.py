@@ -180,7 +180,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; validation examples become test examples if there are none.
+    """Return the examples; validation examples become test examples if there are no test examples.
 
     Raises DataError for a class that no training example has.
     """

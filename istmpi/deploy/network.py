@@ -74,7 +74,7 @@ class CalibratedNetwork:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
-        with several exits gives those of the last one. Raises DataError for another form, or infinite outputs.
+        with several exits gives the last one's. Raises DataError for another form, or outputs that are not finite.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 

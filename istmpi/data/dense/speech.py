@@ -145,7 +145,7 @@ _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Return the log-mel spectrogram of one second: [BANDS, FRAMES] float32, standardised.
+    """Return the log-mel spectrogram of a second of ``clip``, standardised: [BANDS, FRAMES] float32.
 
     The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB.
     Smoothing over bands removes a voice's harmonics but not its formants. Silence gives zeros.

@@ -23,9 +23,9 @@ _Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as in its files: ``x`` [nodes, features], ``sparse`` if it was so there, ``labels`` [nodes] or several.
+    """A graph as in its files: features ``x`` [nodes, features] and ``labels`` [nodes] or [nodes, labels].
 
-    ``sources`` and ``targets`` are the nodes at the ends of each edge, ``splits`` the nodes of each split.
+    ``sparse``: x is a sparse matrix there. Edge i goes from node ``sources[i]`` to ``targets[i]``.
     """
 
     x: np.ndarray
