@@ -32,7 +32,6 @@ def is_module(name: Any) -> bool:
 
 
 def place_of(name: str) -> str:
-    """Return the place of a network's class, as FILE.py:Class or package.module:Class."""
     return SHIPPED.get(name, name)
 
 

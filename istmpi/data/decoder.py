@@ -83,6 +83,7 @@ class Decoder(ExitStack):
         """Decode all files; return (examples, class numbers) per split, the sorted classes, and the unreadable files.
 
         ``decode(name, content)`` returns arrays of one shape and type. It raises BadFileError for an unreadable file.
+        ``most_bytes``: the most bytes of a file.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)

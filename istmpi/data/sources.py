@@ -87,7 +87,6 @@ def open_dataset(
 
 
 def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
-    """Return the data set of an .npz, not normalised."""
     notes, source = Notes(), str(path)
     with path.open("rb") as file:
         made = material_of_arrays(with_test_drawn(load_arrays(file, source), source, test), source, notes)
