@@ -1,12 +1,11 @@
 """Numbers as people read them."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 
 
 def in_seconds(value: float) -> str:
-    """Write seconds, never as a power of ten, so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
-    return f"{Decimal(f'{value:.3g}'):f} s" if value < 999.5 else f"{value:,.0f} s"
+    """Write seconds so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
+    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
 
 
 def counted(count: int, noun: str) -> str:
