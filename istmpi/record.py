@@ -43,7 +43,7 @@ class RunFolder:
         """Return a run's folder without creating it: ``wanted``, else the first free runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or that of the checkpoint
-        ``resume`` (DataError if that does not exist). Raises ConfigError if it is in use, or as `require_usable`.
+        ``resume`` (DataError if that does not exist). Raises ConfigError if it is in use, or as `require_usable` does.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")

@@ -1,4 +1,4 @@
-"""Tasks: the loss that training reduces, and the score that judges a network; importing it does not import torch.
+"""Tasks: the loss that training reduces, and the score that judges a network. This module imports torch only when used.
 
 A new task is a class here and its name in `TASKS`. The class has all facts on the task.
 """

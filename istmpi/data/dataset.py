@@ -44,7 +44,7 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds random changes."""
+        """Return the examples ``indices`` [b] as a network takes them; ``key`` seeds random changes."""
 
     @abstractmethod
     def __len__(self) -> int:
