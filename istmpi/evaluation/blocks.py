@@ -33,7 +33,7 @@ STEP = 2**22
 
 
 class Blocks(nn.Module):
-    """A module of some subnets of a deal. The subnets are built without weights."""
+    """A module of the subnets with these ``numbers`` of a deal, built without weights."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
