@@ -1,4 +1,4 @@
-"""``--log``: a `Watch` for each program sends a run's records there. A new one needs a file and a line in LOGGERS."""
+"""``--log``: for each program, a `Watch` sends it a run's records. A new one needs a file and a line in LOGGERS."""
 
 from __future__ import annotations
 
@@ -27,5 +27,4 @@ def require_installed(names: Sequence[str]) -> None:
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    """Make the loggers of these names, each once."""
     return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}
