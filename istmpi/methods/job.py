@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """The parts of a run that a method uses on one rank."""
-
     run: Run
     architecture: Architecture
     task: type[Task]
