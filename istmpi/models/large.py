@@ -14,7 +14,7 @@ from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork
 
 KEPT = 64
-"""The largest number of units of a width in the network that is inspected."""
+"""The largest number of units of a dealt width in the network that is inspected."""
 LEAST = 8
 """The smallest number of units that is preferred because it divides the width."""
 

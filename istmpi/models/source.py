@@ -27,12 +27,10 @@ INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a class. Two sources are equal if their files are the same, wherever they lie."""
-
     hash: str = ""
-    """The first 16 digits of a SHA-256; empty if there is no file."""
+    """The first 16 digits of a SHA-256, the same wherever the files lie; empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The versions of the libraries that the files import."""
+    """The versions of the libraries that the files import. Without a version: a hash of the library's file, or ""."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
