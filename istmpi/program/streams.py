@@ -268,8 +268,8 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    From a map-style data set only these batches are read. A `DataLoader` draws the same random numbers every time, on
-    all ranks.
+    From a map-style data set with a batch sampler only these batches are read, and their random numbers depend on the
+    seed alone. Any other loader is iterated as it is, over all its batches.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
