@@ -1,6 +1,6 @@
 """The curve of one run: its scores against time, bytes and examples, and the time of each phase.
 
-Runs of istmpi record it in their folders; other programs write a ``curve.json`` (docs/following.md).
+Runs of istmpi record the curve in their folders; other programs write a ``curve.json`` (docs/following.md).
 """
 
 import json
@@ -157,7 +157,6 @@ def _load(path: Path) -> Curve:
 
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
-    """Return the points of evaluations with their scores. Raises DataError if rounds or costs decrease."""
     costs = ("seconds", "bytes", "examples")
     points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
     for point, next in zip(points, points[1:]):
