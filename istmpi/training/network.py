@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from istmpi.models.user import UserNetwork
 
 EXAMPLES = 16
-"""The number of training examples on which a network is tried before training."""
+"""The most training examples on which a network is tried before training."""
 COMPARED = 4096
 """The most outputs for these examples that are compared between ranks."""
 
@@ -134,7 +134,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return the network of a run for these data without other ranks. Raises ConfigError as in training."""
+    """Return a run's network without other ranks, and without a pass of training examples. May raise ConfigError."""
     from istmpi.models.table import Table
 
     code = _code(run, data)

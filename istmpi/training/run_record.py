@@ -113,7 +113,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before the diverged round, and add its path to the error."""
+        """Save the network from before the diverged round, and add its path to the error, unless it is not finite."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -199,7 +199,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the test score of the saved best network. Collective; it may replace the weights in memory."""
+    """Return the saved best network with its test score, None without one. Collective; may replace weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None
