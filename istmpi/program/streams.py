@@ -7,6 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +269,8 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    From a map-style data set with a batch sampler only these batches are read, and their random numbers depend on the
-    seed alone. Any other loader is iterated as it is, over all its batches.
+    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
+    map-style data set, a rank reads only its own batches; otherwise it reads all.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
@@ -283,7 +284,16 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
             yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
     else:
         _require_no_workers(loader)
-        yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
+        batches = end = object()
+        for number in count():
+            with drawing() as draw:  # an order at random is the same on all ranks
+                draw(rng.key(seed, "items", number))
+                batches = iter(loader) if batches is end else batches
+                batch = next(batches, end)
+            if batch is end:
+                return
+            if number % ranks == rank:
+                yield batch
 
 
 def examples_in(batch: Any) -> int:
