@@ -133,7 +133,7 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into rounds ``[round][peer]``. A peer gets at most ``capacity`` bytes a round, or one larger slab."""
+    """Cut messages into rounds, ``[round][peer]``. A peer gets ``capacity`` bytes a round at most, or a larger slab."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 

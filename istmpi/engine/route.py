@@ -49,7 +49,7 @@ class Route:
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Weights leave this many local steps before a round's end. Above 0, the next round's pull begins with the round."""
+    """Weights leave this many local steps before a round's end. Above 0, the next pull begins with the round."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"

@@ -20,7 +20,6 @@ LOGGERS = {
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Raise DataError if a logger's library is not installed; nothing is imported."""
     for name in names:
         if find_spec(name) is None:
             raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")

@@ -54,7 +54,6 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if method.delay, fragments, share_every or min_blocks does not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):

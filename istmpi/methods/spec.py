@@ -95,8 +95,8 @@ class MethodSpec:
     encodes: bool = False
     """True if rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """The number of whole networks that a rank keeps besides the trained one, for a run, its number of ranks, and the
-    number of slots of optimizer state that are stored for each parameter."""
+    """The number of whole networks kept besides the trained one, for a run, its number of ranks, and the number of
+    optimizer slots that are stored for each parameter."""
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")

@@ -20,7 +20,6 @@ LEAST = 8
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network. If its class is ``LARGE``, the table is found with few units."""
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
 

@@ -53,10 +53,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """Return the residual blocks among the modules that an integer counts, and "". Or (), and the problem as text.
-
-    ``full``: the network in full size; its values may be overwritten.
-    """
+    """Return the residual blocks among the modules that an integer counts, or the problem. May overwrite ``full``."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
