@@ -27,7 +27,7 @@ _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 
 
 class Transfer:
-    """The plan that moves values from a source layout to a target layout, seen from one rank.
+    """The messages that move values from a source layout to a target layout, seen from one rank.
 
     Every element that a rank has in the target becomes the mean over the ranks that have it in the source. An element
     that only one rank has in the source is copied; an element that no rank has, or that is excluded, keeps its value.

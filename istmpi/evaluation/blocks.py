@@ -1,7 +1,7 @@
 """The subnets of a deal (each rank's part of the network) side by side: the other form in which a network is scored.
 
 If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
-network uses these weights as they were initialised. The subnets side by side leave them out.
+network uses such weights as they were initialised. The subnets side by side leave these weights out.
 """
 
 from __future__ import annotations

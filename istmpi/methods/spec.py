@@ -69,7 +69,7 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """The number of elements that all ranks together receive in an exchange; `trained` includes those they own."""
+    """The number of elements that all ranks together receive in an exchange; `trained` includes those that they own."""
     sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False

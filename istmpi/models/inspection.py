@@ -237,9 +237,9 @@ def _initial(
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
     """Return the layers that compute the same wherever their weights' rows are, with the names of their parameters.
 
-    They are tried on a small network, or on the full one if that fails. Each layer has its weight only during its own
-    call. The outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is
-    read elsewhere.
+    A small network is tried, or the full one if that fails. Each layer has its weight only during its own call. The
+    outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is read
+    elsewhere.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():

@@ -20,7 +20,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 class Calibrated:
     """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments`` once they are set.
 
-    It has no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
+    It keeps no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
     """
 
     moments: Moments | None = None

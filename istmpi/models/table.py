@@ -1,6 +1,6 @@
 """A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain values.
 
-It is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
+A table is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Width:
 class UserNetwork:
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that returns the class and its source. It is called when they are needed."""
+    """A function that returns the class and its source. It is called only if these are needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]

@@ -64,7 +64,6 @@ class Round:
 
     @property
     def local_steps(self) -> int:
-        """The number of local steps that this rank takes in the round."""
         return self._method.steps(self.number - 1)
 
     def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False) -> Iterator[Any]:

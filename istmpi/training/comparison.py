@@ -1,4 +1,4 @@
-"""Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
+"""Trains several methods in turn in one job, all with the same initial network, data and evaluations.
 
 Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
 all. First every method trains a short round that is not measured, to make connections.

@@ -25,8 +25,6 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
-    """The record of a run, on every rank. Collective."""
-
     def __init__(
         self,
         training: Training,
@@ -42,8 +40,8 @@ class RunRecord:
     ):
         """Write the run's settings, and report its start to ``watch``.
 
-        ``start`` is the checkpoint from which the run resumes, if any; ``inside`` is the same if it is in this folder.
-        ``trained``: ``start`` is the trained network.
+        ``start``: the checkpoint from which the run resumes, if any. ``inside``: ``start`` if it is in this folder.
+        ``trained``: True if ``start`` is the trained network.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
