@@ -30,7 +30,7 @@ def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
 
 
 class SparseRows:
-    """The plain SGD of a network's embedding tables. `finish` must be called before their values are used."""
+    """The plain SGD of a network's `bags`. `finish` must be called before all rows of their weights are used."""
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
         """``settings`` has momentum and weight_decay. The optimizer's state must be in place already."""

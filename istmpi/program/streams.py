@@ -62,8 +62,8 @@ class Stream:
     """The batches of a loader, unchanged.
 
     From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
-    (seed, rank, step), so a resumed run takes the same ones. Any other iterable keeps its own order, and starts again
-    after its end.
+    (seed, rank, step), so a resumed run takes the same ones on as many ranks. Any other iterable keeps its own order,
+    and starts again after its end.
     """
 
     def __init__(

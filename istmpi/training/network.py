@@ -1,4 +1,4 @@
-"""Builds a run's network, the same on every rank; rank 0 inspects a network of the user and sends its table."""
+"""Builds a run's network, the same on every rank. Rank 0 inspects a network without a written table, and sends one."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
-    """Return the table of a network of istmpi, which needs no inspection; None for a network of the user."""
+    """Return the table of a network that needs no inspection, as it is written by hand; otherwise None."""
     if not has_table(code.name):
         return None
     if not data.outputs:

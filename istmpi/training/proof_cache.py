@@ -1,4 +1,4 @@
-"""Remembers the inspected tables of the user's networks in a folder of the user.
+"""Remembers the tables of inspected networks in a folder of the user.
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
