@@ -29,7 +29,7 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """For each axis, the rank that holds each position in a further deal, -1 for no rank; None for an axis that is not
+    """The rank that holds each position in a further deal, -1 for no rank, for each axis; None for an axis that is not
     dealt. Elements that a rank holds in that deal are not sent. Empty if all elements are sent."""
     form: str = EXACT
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""

@@ -52,7 +52,6 @@ class OwnOptimizer:
                 raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
 
     def require_usable(self, names: Iterable[str]) -> None:
-        """Raise ConfigError if a pattern matches no parameter, or if the optimizer has no such option."""
         names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, given in self._groups.items():
             if unknown := next((option for option in given if option not in options), None):

@@ -57,7 +57,7 @@ class ReplicatedMethod(Method):
         return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def fill_store(self) -> None:
-        """Bring the network to evaluate into the store; by default it is there already. Collective."""
+        """Bring the network to evaluate into ``job.store``; by default it is there already. Collective."""
         return
 
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:

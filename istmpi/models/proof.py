@@ -162,7 +162,6 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The widest smaller network that runs, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})

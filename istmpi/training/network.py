@@ -165,7 +165,6 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
-    """Return the table of a network that needs no inspection, as it is written by hand; otherwise None."""
     if not has_table(code.name):
         return None
     if not data.outputs:
