@@ -113,6 +113,7 @@ class MethodSpec:
         if not self.deals:
             return ()
         for name in run.method.partition or ():
+            architecture.require_dealable((name,), False)
             if name not in architecture.groups:
                 raise ConfigError(
                     f"method.partition: {name} is not a unit group of this "

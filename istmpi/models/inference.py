@@ -89,6 +89,9 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
         for name, finding in by_name.items():
             if finding.problem == COUNTS:
                 blocks, problem = residual_blocks(network, finding.width, lengths, full)
+                if blocks and (first := [other for other, its in by_name.items() if its.blocks == blocks]):
+                    problem = f"its blocks are those of {first[0]}: name {first[0]}, which deals out all of them"
+                    blocks = ()
                 by_name[name] = Finding(finding.width, problem=problem, blocks=blocks)
     inferred = Inferred({}, tuple(by_name.values()))
     axes = {

@@ -72,6 +72,12 @@ class Comparison:
     def higher_is_better(self) -> bool:
         return higher_is_better(self.score_name)
 
+    @property
+    def splits(self) -> tuple[str, str]:
+        """Name the splits of scores in training and of final scores; two empty texts if all are of the test split."""
+        validated = any(curve.test is not None for group in self.groups for curve in group.curves)
+        return (" on the validation split", " on the test split") if validated else ("", "")
+
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
         points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
         return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))

@@ -43,7 +43,15 @@ def sheets(comparison: Comparison) -> list[Sheet]:
             cells = (_reached(*each, write) for each in zip(spreads, ratios))
             rows.append((f"{target:g}", tuple(cells)))
             best.append(best_of(spreads))
-        made.append(Sheet(f"{title} to a score", f"{comparison.score_name} reached", columns, tuple(rows), tuple(best)))
+        made.append(
+            Sheet(
+                f"{title} to a score",
+                f"{comparison.score_name} reached{comparison.splits[0]}",
+                columns,
+                tuple(rows),
+                tuple(best),
+            )
+        )
     made.append(_ends(comparison, columns))
     settings_of = [facts(group.curves[0]) for group in groups]
     settings = (
@@ -113,7 +121,10 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         return cells(spreads, TITLES[figure][1]), best_of(spreads) if alike else nothing
 
     rows = {
-        f"final {comparison.score_name}": (cells(final, "{:.4f}".format), best_of(final, comparison.higher_is_better)),
+        f"final {comparison.score_name}{comparison.splits[1]}": (
+            cells(final, "{:.4f}".format),
+            best_of(final, comparison.higher_is_better),
+        ),
         "rounds": (map(_each, rounds), nothing),
         "ranks": ([_each([curve.ranks for curve in group.curves if curve.ranks]) for group in groups], nothing),
         "training time": ended("seconds"),
@@ -154,18 +165,19 @@ def verdict(comparison: Comparison) -> str:
     def seconds(group: Group, target: float) -> float:
         return comparison.to_target(group, "seconds", target).median
 
-    target = comparison.targets[0]
+    target = comparison.targets[0] if comparison.targets else math.nan
     for harder in comparison.targets:
         if any(math.isfinite(seconds(group, harder)) for group in groups):
             target = harder
     article = "an" if comparison.score_name[:1] in "aeiou" else "a"
-    goal, sentences = f"{article} {comparison.score_name} of {target:g}", []
+    during, at_end = comparison.splits
+    goal, sentences = f"{article} {comparison.score_name} of {target:g}{during}", []
     for group in sorted(groups, key=lambda group: seconds(group, target)):
-        reached = f"never reached {goal}"
+        reached = f"never reached {goal}, and " * bool(comparison.targets)
         if math.isfinite(spent := seconds(group, target)):
             sent = size(comparison.to_target(group, "bytes", target).median)
-            reached = f"reached {goal} after {in_seconds(spent)} of training and {sent} sent by all ranks"
-        sentences.append(f"{group.label} {reached}, and ended at {comparison.final(group).median:.4g}.")
+            reached = f"reached {goal} after {in_seconds(spent)} of training and {sent} sent by all ranks, and "
+        sentences.append(f"{group.label} {reached}ended at {comparison.final(group).median:.4g}{at_end}.")
     if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
         sentences.append("Each method ran once, so noise does not show.")
     failed = [group.label for group in comparison.groups if any(curve.problem for curve in group.curves)]

@@ -76,6 +76,13 @@ class Stack(nn.Module):
         return self.last(self.again(x))
 
 
+class Flat(Stack):
+    """Several integers count the blocks of one list."""
+
+    def __init__(self, features, outputs, layers=(1, 3)):
+        super().__init__(features, outputs, sum(layers))
+
+
 class OwnProducts(nn.Module):
     """Blocks that multiply in a layer of their own, inputs first, as GPT-2 of transformers does."""
 

@@ -338,3 +338,8 @@ def test_the_verdict_in_full():
         "fedavg never reached an accuracy of 0.8, and ended at 0.2. "
         "Each method ran once, so noise does not show. Some runs of fedavg did not finish."
     )
+    assert verdict(compare([curve("ist", [-0.5, 0.0])])) == "ist ended at 0."
+    assert verdict(compare([replace(runs[1], test=0.7)], [0.8])) == (
+        "ist reached an accuracy of 0.8 on the validation split after 3 s of training and 3 MB sent by all ranks, "
+        "and ended at 0.7 on the test split."
+    )

@@ -51,6 +51,16 @@ def test_layers_that_add_nothing_to_their_input_are_no_blocks():
     assert reasons["depth"] == "it counts the modules of layers, which are not residual"
 
 
+def test_blocks_of_one_list_belong_to_one_width():
+    inferred = found(f"{FILE}:Flat", FLAT)
+    assert inferred.lengths["layers1"] == 3 and "layers2" not in inferred.lengths
+    with pytest.raises(
+        ConfigError, match=r"layers2 cannot be dealt out: its blocks are those of layers1: name layers1"
+    ):
+        run = Run().override({"model.name": f"{FILE}:Flat", "method.partition": ["layers2"]})
+        cost(run, ready(f"{FILE}:Flat", FLAT), 2)
+
+
 def ready(name, shape, **arguments):
     own, key = user_network(name, shape, 10, arguments), repr((name, shape, arguments))
     if key not in _EXAMINED:
