@@ -125,6 +125,8 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
     _open_streams()
+    if comm.launched()[0] and _needs_no_ranks():
+        _to_nowhere(sys.stdout.fileno())
     code, together = _outcome(program)
     if code and not together:
         comm.abort_at_exit(code)
@@ -243,7 +245,7 @@ def _plainly(error: click.ClickException) -> str:
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
         names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
-        near = did_you_mean(error.option_name, [name for name in names if name.startswith("--")])
+        near = did_you_mean(error.option_name[2:], [name[2:] for name in names if name.startswith("--")], "--")
         cure = near if near.endswith("?") else "."
         if "--set" in names:
             from istmpi.config import every_setting
@@ -273,9 +275,13 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def _needs_no_ranks() -> bool:
+    return not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+
+
 def _report(error: IstmpiError) -> tuple[int, bool]:
     """Print the error, on one rank if all have it, otherwise on each that failed."""
-    alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+    alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)
     rank = comm.current_rank()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.cli.networks import described, require_dealable
-from istmpi.cli.output import console, print_json
+from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, phase_costs, run_bytes
 from istmpi.data.callable.source import is_function
@@ -38,7 +38,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     if as_json:
         print_json(figures | ({"init": begun} if begun else {}))
         return
-    tables.plan(console(), run, network, figures)
+    tables.plan(wide_console(), run, network, figures)
     for line in begun:
         print(one_line(line))
 

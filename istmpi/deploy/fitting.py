@@ -46,6 +46,7 @@ def runnable(
     data = header.data
     unknown = data.task == OWN and example is None
     if unknown and runs:
+        require_data(checkpoint)
         raise ConfigError(
             f"{checkpoint.path}: only the code of its data defines the inputs of its network. Use istmpi "
             "evaluate --data, or export --to torch and call the class in Python."
@@ -55,6 +56,14 @@ def runnable(
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network
+
+
+def require_data(checkpoint: Checkpoint) -> None:
+    if checkpoint.header.data.kind == "program":
+        raise DataError(
+            f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the program, with "
+            "job.evaluate, or export --to torch and call the class in Python."
+        )
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:

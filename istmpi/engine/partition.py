@@ -12,6 +12,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.engine.axes import Axis, Positions
 from istmpi.errors import ConfigError
+from istmpi.units import counted
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -70,9 +71,9 @@ def check(
                     "rank, which ranks share. Leave one out."
                 )
         elif lengths[name] < ranks:
-            what, cure = ("blocks", "set min_blocks") if name in least else ("units", f"widen {name}")
+            what, cure = ("block", "set min_blocks") if name in least else ("unit", f"widen {name}")
             raise ConfigError(
-                f"{name} has {lengths[name]} {what}, but the run has {ranks} ranks; every rank needs at least "
+                f"{name} has {counted(lengths[name], what)}, but the run has {ranks} ranks; every rank needs at least "
                 f"one. Use fewer ranks or {cure}."
             )
     if shares is not None:

@@ -144,8 +144,10 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
         for place, (length, longer) in enumerate(zip(shape, wider[name])):
             if longer == length:
                 continue
-            if longer != 2 * length or length % width.length:
+            if longer != 2 * length:
                 return f"an axis of {name} has {length} positions, and {longer} when it doubles"
+            if length % width.length:
+                return f"an axis of {name} has {length} positions, which is no multiple of its {width.length} units"
             ratios[name, place] = length // width.length
     return ratios or "no parameter's shape depends on it"
 

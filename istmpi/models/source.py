@@ -54,8 +54,10 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
         networks = [
             key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
         ]
-        problem = "has no class" if kind is None else "does not have a torch.nn.Module as"
         others = did_you_mean(class_name, networks) if networks else ", nor any torch.nn.Module."
+        if inspect.isfunction(kind):
+            raise ConfigError(f"--model {name}: {class_name} is a function, no torch.nn.Module class{others}")
+        problem = "has no class" if kind is None else "does not have a torch.nn.Module as"
         raise ConfigError(f"--model {name}: {name.rpartition(':')[0]} {problem} {class_name}{others}")
     return kind, module
 

@@ -5,6 +5,7 @@ from typing import Any
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
+from istmpi.units import counted
 
 
 class Printing(Watch):
@@ -13,7 +14,7 @@ class Printing(Watch):
     def started(self, training: Training, folder: Any, saver: Any) -> None:
         self._every = max(training.run.train.rounds // 10, 1)
         name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
-        self.noticed(f"{name} in {folder.path}, {method} on {ranks} ranks")
+        self.noticed(f"{name} in {folder.path}, {method} on {counted(ranks, 'rank')}")
         network = training.architecture
         dealt = training.method.spec.groups(training.run, network)
         if dealt:

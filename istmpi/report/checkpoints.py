@@ -95,11 +95,14 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
     columns = "product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward"
     yield table_of(columns, products)
 
+    fewest, narrowest = min(
+        ((width["length"], width["name"]) for width in facts["widths"] if width["by_default"]), default=(0, "")
+    )
     elements, flops, replicated = facts["elements"], facts["flops"], facts["replicated"]
     portions = [(1, number(elements), "100%", number(flops), "100%")]
     for ranks, held in facts["held"].items():
         if held is None:
-            portions.append((ranks, "a width has fewer units than ranks", "", "", ""))
+            portions.append((ranks, f"too many ranks: {narrowest} has {counted(fewest, 'unit')}", "", "", ""))
         else:
             its = facts["flops_of_held"][ranks]
             share, of_flops = f"{held / elements:.1%}", f"{its / max(flops, 1):.1%}"

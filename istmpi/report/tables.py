@@ -39,7 +39,9 @@ def _text(value: object) -> str:
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
     phases, ranks = figures["phases"], figures["ranks"]
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
-    console.print(f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {ranks} ranks, {escape(dealt)} dealt out")
+    console.print(
+        f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {counted(ranks, 'rank')}, {escape(dealt)} dealt out"
+    )
     shapes = Table(box=None, pad_edge=False)
     for title in "parameter", "axes", "network", "largest subnet":
         shapes.add_column(title, overflow="fold")
@@ -103,9 +105,12 @@ def too_narrow(network: Architecture, held: Holdings) -> str:
     fewest, name = min((min(part.lengths[name] for part in held.parts), name) for name in groups)
     units = network.lengths[name]
     if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
+        cure = "Give the class an argument for a width inside its blocks"
+        if {*network.groups} - network.table.residual.keys():
+            cure = "Deal out a width inside its blocks (method.partition)"
         return (
-            f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. Deal out "
-            f"a width inside its blocks (method.partition), or use local-sgd."
+            f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. {cure}, "
+            "or use local-sgd."
         )
     few = f"warning: a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet learns little. Use "
     return f"{few}fewer ranks or more units." * (fewest < FEW_UNITS)

@@ -17,6 +17,7 @@ import istmpi
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import stopping
 from istmpi.data.sources import open_dataset
+from istmpi.deploy import scoring
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
@@ -422,6 +423,8 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
             with open_checkpoint(folder / "network.h5") as end, open_checkpoint(folder / "other.h5") as other:
                 saved += [end.moments["norm"][0], other.moments["norm"][0]]
             assert job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50)) > 0
+            with pytest.raises(DataError, match="is of a program, whose data istmpi does not know. Score it in the"):
+                scoring.evaluate(folder / "other.h5", comm, model=f"{FILE}:Convolutional")
         elif comm.rank == 0:
             with pytest.raises(DataError, match="without calibration"):
                 export(folder / "network.h5", "torch", folder / "network.pt", model=f"{FILE}:Convolutional")

@@ -26,6 +26,12 @@ def cli(*arguments, env=()):
     )
 
 
+def test_a_plan_under_a_launcher_is_of_its_ranks_and_is_printed_once():
+    plans = [cli("train", "--dry-run", env={"PMI_RANK": rank, "PMI_SIZE": "2", "COLUMNS": "40"}) for rank in "01"]
+    assert [plan.returncode for plan in plans] == [0, 0] and plans[1].stdout == ""
+    assert "ist on 2 ranks" in plans[0].stdout and "hidden1.linear.weight" in plans[0].stdout.split()
+
+
 def test_looking_around_and_planning_import_neither_torch_nor_mpi(tmp_path):
     """Plans for the data of a run, which are made last, open them, and they may be HDF5; the others open nothing."""
     curve("ist", [0.5, 0.7]).save(tmp_path / "curve.json")
@@ -133,6 +139,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         ),
         (["train", "--dry-run", "--ranks", "513"], "hidden1 has 512 units, but the run has 513 ranks"),
         (["train", "--ranks", "4"], "--ranks needs --dry-run"),
+        (["train", "--gpu"], "no option --gpu. See: istmpi train --help"),
+        (["compare", "--methods", "ist,narrow"], "narrow is a network, not a method. Train it by itself"),
         (["compare", "--repeats", "0"], "'--repeats'"),
         (["compare", "--method", "ist"], "no option --method; did you mean --methods? See: istmpi compare --help"),
         (["simulate", "--ranks", "9" * 23], f"'{'9' * 23}' must be a whole number, 1 to 10,000"),

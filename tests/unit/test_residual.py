@@ -1,5 +1,7 @@
 """Blocks that can be dealt out whole: which are found, what a network without some of them computes and costs."""
 
+from types import SimpleNamespace
+
 import pytest
 import residual_networks
 import torch
@@ -14,6 +16,7 @@ from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.inspection import inspect
 from istmpi.models.resnet import ResNet
+from istmpi.report.tables import too_narrow
 
 FILE = residual_networks.__file__
 IMAGE, FLAT = (1, 8, 8), (6,)
@@ -54,11 +57,18 @@ def test_layers_that_add_nothing_to_their_input_are_no_blocks():
 def test_blocks_of_one_list_belong_to_one_width():
     inferred = found(f"{FILE}:Flat", FLAT)
     assert inferred.lengths["layers1"] == 3 and "layers2" not in inferred.lengths
-    with pytest.raises(
-        ConfigError, match=r"layers2 cannot be dealt out: its blocks are those of layers1: name layers1"
-    ):
-        run = Run().override({"model.name": f"{FILE}:Flat", "method.partition": ["layers2"]})
-        cost(run, ready(f"{FILE}:Flat", FLAT), 2)
+    run = Run().override({"model.name": f"{FILE}:Flat", "method.partition": ["layers2"]})
+    network = ready(f"{FILE}:Flat", FLAT)
+    with pytest.raises(ConfigError, match="layers2 cannot be dealt out: its blocks are those of layers1: name layers1"):
+        cost(run, network, 2)
+
+
+def test_a_residual_stream_alone_needs_another_argument_or_another_deal():
+    held = SimpleNamespace(groups=("base",), ranks=2, parts=[SimpleNamespace(lengths={"base": 8})])
+    for groups, cure in (("base",), "Give the class an argument"), (("base", "inner"), "Deal out a width inside"):
+        table = SimpleNamespace(residual={"base": "stem and end"})
+        network = SimpleNamespace(groups=groups, blocks={}, lengths={"base": 16}, table=table)
+        assert f"subnets learn little. {cure}" in too_narrow(network, held)
 
 
 def ready(name, shape, **arguments):

@@ -10,6 +10,8 @@ from istmpi.cli.commands.report import as_targets, comparing, print_comparison, 
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import print_json
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
+from istmpi.errors import ConfigError
+from istmpi.units import counted
 
 
 @click.command("compare")
@@ -40,6 +42,11 @@ def command(
     Repeating the command resumes a stopped comparison, or adds methods and repeats to a finished one;
     istmpi report shows it again. A failed method does not stop the others; its exit code becomes the command's.
     """
+    if "narrow" in methods.split(","):
+        raise ConfigError(
+            "--methods: narrow is a network, not a method. Train it by itself, with its widths divided by the ranks: "
+            "istmpi train RUN --method local-sgd --hidden N,N; istmpi report shows both folders."
+        )
     shown.begins("compares")
 
     from istmpi import comm
@@ -70,7 +77,7 @@ def command(
     with communicator.agreed():
         if communicator.rank == 0:
             reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
-            title = f"{resolved.name}: {', '.join(methods.split(','))} on {communicator.size} ranks"
+            title = f"{resolved.name}: {', '.join(methods.split(','))} on {counted(communicator.size, 'rank')}"
             if shown.as_json:
                 print_json(tree_of(reached))
             elif not shown.quiet:

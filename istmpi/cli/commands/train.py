@@ -18,7 +18,7 @@ from istmpi.record import SETTINGS, home, run_of
 @text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's folder (auto).", default="")
 @watching
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
-@whole("--ranks", "P", "Number of ranks for --dry-run.", 1, MOST_RANKS)
+@whole("--ranks", "P", "Number of ranks for --dry-run.  [default: the job's, or 4 without mpirun]", 1, MOST_RANKS)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -64,8 +64,10 @@ def command(
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
         from istmpi.cli.plan import show
+        from istmpi.comm import launched, rank_variable
 
-        show(resolve(run, assignments, given), ranks or 4, shown.as_json)
+        ranks = ranks or (launched()[1] if rank_variable() else 4)
+        show(resolve(run, assignments, given), ranks, shown.as_json)
         return
 
     shown.begins("trains")
