@@ -52,7 +52,12 @@ def runnable(
             "evaluate --data, or export --to torch and call the class in Python."
         )
     arguments = header.run.model.arguments_for(data.task)
-    code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
+    try:
+        code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
+    except ConfigError as error:
+        if class_of(model) == class_of(network.name):
+            raise
+        raise ConfigError(f"{checkpoint.path} has the weights of {network.name}. {error}") from error
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network

@@ -147,7 +147,7 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
             if longer != 2 * length:
                 return f"an axis of {name} has {length} positions, and {longer} when it doubles"
             if length % width.length:
-                return f"an axis of {name} has {length} positions, which is no multiple of its {width.length} units"
+                return f"an axis of {name} has {length} positions, not a multiple of its {width.length} units"
             ratios[name, place] = length // width.length
     return ratios or "no parameter's shape depends on it"
 

@@ -186,6 +186,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
                 torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
     with pytest.raises(DataError, match="without its code. Give the code: --model"):
         evaluate(path, comm)
+    with pytest.raises(ConfigError, match="has the weights of .*:Convolutional. .*: unknown setting model.channels"):
+        evaluate(path, comm, model=f"{FILE}:Joined")
     comm.barrier()
 
 
