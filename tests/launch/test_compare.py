@@ -4,39 +4,74 @@ import json
 import os
 import signal
 
+import pytest
 from following import lines, wait_for_rounds
 
 SMALL = ("--hidden", "32", "--local-steps", "3", "--batch", "16")
+METHODS = ("data-parallel", "ist", "local-sgd")
+TARGETS = ("--targets", "0.2,0.999")
+BAD = {
+    "--methods: 'local-sdg' is not known; did you mean local-sgd?": ["--methods", "ist,local-sdg"],
+    "--targets 63: a target of the accuracy must be above 0 and at most 1": ["--targets", "63"],
+    "train.max_minutes = -1 must be at least 0": ["--max-minutes", "-1"],
+    "ist: hidden1 has 1 units, but the run has 2 ranks": ["--hidden", "1"],
+    "method.finish = 'local-sdg' is not known; did you mean local-sgd?": ["--finish", "local-sdg:10%"],
+    "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
+    "use --methods": ["--set", "method.name=ist"],
+}
+LOCAL_SGD_FAILS = """
+from istmpi.errors import DivergedError; from istmpi.methods.base import Method
+attempt = Method.attempt
+def fails(self, number):
+    if self.spec.name != "local-sgd":
+        return attempt(self, number)
+    error = DivergedError("the loss is no longer finite in round 1")
+    error.everywhere = True
+    raise error
+Method.attempt = fails
+"""
 
 
-def test_a_comparison_leaves_runs_tables_and_pictures(mpirun, tmp_path):
-    out = tmp_path / "comparison"
-    command = ["istmpi", "compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", out]
-    result = mpirun(2, *command, "--targets", "0.2,0.999")
-    assert result.returncode == 0, result.stderr
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of commands of one job."""
+    compare = ["compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", "compared"]
+    return series(
+        2,
+        folder,
+        {
+            **{message: ["compare", *words, "--out", "bad"] for message, words in BAD.items()},
+            "compare": [*compare, *TARGETS],
+            "report": ["report", "compared", *TARGETS, "--json"],
+            "again": [*compare, "--targets", "0.2"],
+            "local-sgd fails": LOCAL_SGD_FAILS,
+            "failed": ["compare", *SMALL, "--rounds", "4", "--out", "failed"],
+        },
+    ).end()
+
+
+def test_a_comparison_leaves_runs_tables_and_pictures(said, folder):
+    out, result = folder / "compared", said["compare"]
+    assert result.returncode == 0, result
     for text in ("Training time to a score", "not reached", "final accuracy", "Time by phase", "1/6 ist"):
         assert text in result.stdout
-    names = [f"{name}-{seed}" for name in ("data-parallel", "ist", "local-sgd") for seed in (0, 1)]
+    names = [f"{name}-{seed}" for name in METHODS for seed in (0, 1)]
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == names
     assert (out / "report.html").is_file()
     for name in names:
         assert (out / name / "network.h5").exists()
         assert [line["round"] for line in lines(out / name) if "score" in line] == [1, 2, 3, 4, 5, 6]
-    told = mpirun(1, "istmpi", "report", out, "--targets", "0.2,0.999", "--json")
-    rows = json.loads(told.stdout)["comparisons"][0]["rows"]
+    rows = json.loads(said["report"].stdout)["comparisons"][0]["rows"]
     assert [(row["method"], row["target"], row["reached"]) for row in rows] == [
-        (name, target, reached)
-        for name in ("data-parallel", "ist", "local-sgd")
-        for target, reached in ((0.2, 2), (0.999, 0))
+        (name, target, reached) for name in METHODS for target, reached in ((0.2, 2), (0.999, 0))
     ]
     # The same samples in every round, and IST sends the least.
     assert len({row["examples_median"] for row in rows if row["target"] == 0.999}) == 1
-    sent = {name: lines(out / f"{name}-0")[-1]["bytes"] for name in ("data-parallel", "ist", "local-sgd")}
+    sent = {name: lines(out / f"{name}-0")[-1]["bytes"] for name in METHODS}
     assert sent["ist"] < sent["local-sgd"] < sent["data-parallel"]
     examples = {tuple(line["examples"] for line in lines(out / name)) for name in names}
     assert examples == {tuple(2 * 3 * 16 * round for round in range(1, 7))}
-    again = mpirun(2, *command, "--targets", "0.2")
-    assert again.returncode == 0 and again.stdout.count("is already finished") == 6
+    assert said["again"].returncode == 0 and said["again"].stdout.count("is already finished") == 6
 
 
 def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpirun, tmp_path):
@@ -58,42 +93,17 @@ def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpir
     assert [line["round"] for line in lines(out / "local-sgd-0")] == list(range(1, 301)) and done < 300
 
 
-def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(mpirun, tmp_path):
-    program = (
-        "import sys; from istmpi.cli.main import main\n"
-        "from istmpi.errors import DivergedError; from istmpi.methods.base import Method\n"
-        "attempt = Method.attempt\n"
-        "def fails(self, number):\n"
-        "    if self.spec.name != 'local-sgd': return attempt(self, number)\n"
-        "    error = DivergedError('the loss is no longer finite in round 1')\n"
-        "    error.everywhere = True\n"
-        "    raise error\n"
-        "Method.attempt = fails\n"
-        "main()"
-    )
-    out = tmp_path / "comparison"
-    result = mpirun(2, "python", "-c", program, "compare", *SMALL, "--rounds", "4", "--out", out)
-    assert result.returncode == 3, result.stderr
+def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(said, folder):
+    result = said["failed"]
+    assert result.returncode == 3, result
     assert "local-sgd, seed 0: failed: the loss is no longer finite in round 1" in result.stdout
-    assert "failed: the loss is no longer finite" in (out / "report.html").read_text()
+    assert "failed: the loss is no longer finite" in (folder / "failed" / "report.html").read_text()
     assert "Traceback" not in result.stderr
     for name in ("ist-0", "data-parallel-0"):
-        assert json.loads((out / name / "summary.json").read_text())["last"]["round"] == 4
+        assert json.loads((folder / "failed" / name / "summary.json").read_text())["last"]["round"] == 4
 
 
-BAD = {
-    "--methods: 'local-sdg' is not known; did you mean local-sgd?": ["--methods", "ist,local-sdg"],
-    "--targets 63: a target of the accuracy must be above 0 and at most 1": ["--targets", "63"],
-    "train.max_minutes = -1 must be at least 0": ["--max-minutes", "-1"],
-    "ist: hidden1 has 1 units, but the run has 2 ranks": ["--hidden", "1"],
-    "method.finish = 'local-sdg' is not known; did you mean local-sgd?": ["--finish", "local-sdg:10%"],
-    "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
-    "use --methods": ["--set", "method.name=ist"],
-}
-
-
-def test_bad_input_is_told_once_before_anything_is_trained(refused, tmp_path):
-    out = tmp_path / "comparison"
-    said = refused(2, *(["compare", *options, "--out", out] for options in BAD.values()))
-    assert all(message in line for message, line in zip(BAD, said, strict=True)), said
-    assert not out.exists()
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_told_once_before_anything_is_trained(said, folder, message):
+    assert message in said[message].refusal()
+    assert not (folder / "bad").exists()

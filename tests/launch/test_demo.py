@@ -49,9 +49,3 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_trained(tmp_path):
     done = demo(tmp_path, "--rate", "50Mbit,fast")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert "--rate" in done.stderr and not (tmp_path / "demo").exists()
-
-
-def test_under_mpirun_it_is_refused(mpirun):
-    done = mpirun(2, "istmpi", "demo")
-    assert done.returncode == 2
-    assert done.errors == ["istmpi: istmpi demo starts its ranks itself: run it without mpirun."]

@@ -5,8 +5,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +13,9 @@ import numpy as np
 import pytest
 from disks import small_disk
 from following import lines, wait_for_rounds
-from patience import patient
 
-KILLS = 4
+KILLS = ([0, 1], [1], [0])
+"""The ranks that are killed, one after another."""
 RUN = ["train", "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
 RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]
 RUN += ["--set", "optimizer.momentum=0.5", "--resume", "auto"]
@@ -32,20 +30,20 @@ def model(path):
 
 
 @pytest.mark.timeout(1500)
-def test_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path):
+def test_kills_lose_an_interval_each_and_change_nothing(start, series, tmp_path):
     """One rank or all, at random moments; the run that went through them ends as an uninterrupted one."""
-    chance = random.Random(2)  # both, one, the other, one
+    chance = random.Random(2)
     folder = tmp_path / "killed"
     allowed = 0
-    for number in range(KILLS):
+    for number, killed in enumerate(KILLS):
         how = IN_TURNS[number % len(IN_TURNS)]
         before = lines(folder)
         job = start(2, "istmpi", *RUN, "--rounds", 10**6, *how, "--out", folder)
         wait_for_rounds(folder, allowed + 5, job, timeout=120, unlike=before)
         time.sleep(chance.random() * 0.2)
-        one, other = job.ranks
-        for rank in chance.choice([[one, other], [one], [other]]):
-            os.kill(rank, signal.SIGKILL)
+        ranks = job.ranks
+        for rank in killed:
+            os.kill(ranks[rank], signal.SIGKILL)
         result = job.end(30)
         assert result.returncode not in (0, 75)
         assert "Skipped" not in result.stdout + result.stderr
@@ -55,13 +53,13 @@ def test_kills_lose_an_interval_each_and_change_nothing(start, mpirun, tmp_path)
         newest = [path for path in sorted((folder / "checkpoints").glob("round-*.h5")) if path.is_file()]
         assert int(newest[-1].stem.split("-")[1]) >= allowed, (newest, allowed)
     rounds = len(lines(folder)) + 10
-    last = mpirun(2, "istmpi", *RUN, "--rounds", rounds, "--out", folder, timeout=300)
-    assert last.returncode == 0 and "resuming from" in last.stdout
+    last = [*RUN, "--rounds", rounds, "--out", folder]
+    peace = [*RUN, "--rounds", rounds, "--checkpoint-every", "0", "--out", tmp_path / "peace"]
+    said = series(2, tmp_path, {"last": last, "peace": peace}).end(600)
+    assert said["last"].returncode == 0 and "resuming from" in said["last"].stdout
     assert not list(folder.rglob("*.tmp")) and len(list((folder / "checkpoints").iterdir())) == 2
     assert [line["round"] for line in lines(folder)] == list(range(1, rounds + 1))
-    alone = [*RUN, "--rounds", rounds, "--checkpoint-every", "0", "--out", tmp_path / "peace"]
-    peace = mpirun(2, "istmpi", *alone, timeout=600)
-    assert peace.returncode == 0, peace.stderr
+    assert said["peace"].returncode == 0, said["peace"]
     ours, theirs = model(folder / "network.h5"), model(tmp_path / "peace" / "network.h5")
     for name in theirs:
         np.testing.assert_array_equal(ours[name], theirs[name])
@@ -101,81 +99,77 @@ def set_root(path, name, value):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A run's folder with checkpoints of rounds 2 and 4, and no network yet."""
-    folder = tmp_path_factory.mktemp("saved") / "run"
-    command = [
-        Path(sys.executable).with_name("istmpi"),
-        "train",
-        "--rounds",
-        "6",
-        "--checkpoint-every",
-        "2",
-        "--out",
-        folder,
-    ]
-    subprocess.run(command, check=True, capture_output=True, timeout=patient(60))
-    (folder / "network.h5").unlink()
-    return folder
-
-
-def test_damaged_checkpoints_are_passed_over_by_name(mpirun, tmp_path, saved):
-    """One of each damage, each newer than the valid one: the first is refused by name, then all are passed over."""
-    folder = tmp_path / "run"
-    subprocess.run(["cp", "-r", saved, folder], check=True)
-    checkpoints = folder / "checkpoints"
-    valid, newest = checkpoints / "round-00000002.h5", checkpoints / "round-00000004.h5"
-    damaged = {damage: checkpoints / f"round-{number:08d}.h5" for number, damage in enumerate(DAMAGES, 4)}
-    for path in list(damaged.values())[1:]:
-        shutil.copy(newest, path)
-    for damage, path in damaged.items():
+def said(series, folder):
+    """The outcomes of a job that resumes runs with checkpoints of rounds 2 and 4, no network, and some harm done."""
+    saved = folder / "saved"
+    train = ["train", "--rounds", "6", "--checkpoint-every", "2", "--out"]
+    assert series(1, folder, {"train": [*train, saved]}).end()["train"].returncode == 0
+    (saved / "network.h5").unlink()
+    for name in ("damaged", "none valid", "none"):
+        shutil.copytree(saved, folder / name)
+    for path in damaged(folder).values():
+        shutil.copy(saved / "checkpoints" / "round-00000004.h5", path)
+    for damage, path in damaged(folder).items():
         DAMAGES[damage][0](path)
-    refused = mpirun(2, "istmpi", "train", "--resume", newest, "--rounds", "6")
-    assert refused.returncode == 2
-    (said,) = refused.errors
-    assert str(newest) in said and re.search(next(iter(DAMAGES.values()))[1], said)
-    went_on = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
-    assert went_on.returncode == 0, went_on.stderr
-    for damage, path in damaged.items():
-        assert re.search(f"{path}.*{DAMAGES[damage][1]}.*Skipped", went_on.stdout), damage
-    assert f"resuming from {valid}, after 2 of 6 rounds" in went_on.stdout
-    assert [line["round"] for line in lines(folder)] == [1, 2, 3, 4, 5, 6]
-
-
-def test_with_no_valid_checkpoint_left_nothing_is_overwritten(mpirun, tmp_path, saved):
-    folder = tmp_path / "run"
-    subprocess.run(["cp", "-r", saved, folder], check=True)
-    for path in (folder / "checkpoints").iterdir():
+    for path in (folder / "none valid" / "checkpoints").iterdir():
         flip(path)
-    result = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "6", "--out", folder)
+    shutil.rmtree(folder / "none" / "checkpoints")
+    auto = {name: [*train, folder / name, "--resume", "auto"] for name in ("damaged", "none valid", "none")}
+    return series(2, folder, {"one": ["train", "--resume", newest(folder), "--rounds", "6"], **auto}).end()
+
+
+def damaged(folder):
+    return {
+        damage: folder / "damaged" / "checkpoints" / f"round-{number:08d}.h5"
+        for number, damage in enumerate(DAMAGES, 4)
+    }
+
+
+def newest(folder):
+    return damaged(folder)["a flipped byte"]
+
+
+def test_damaged_checkpoints_are_passed_over_by_name(said, folder):
+    """One of each damage, each newer than the valid one: the first is refused by name, then all are passed over."""
+    assert str(newest(folder)) in said["one"].refusal() and re.search(
+        next(iter(DAMAGES.values()))[1], said["one"].refusal()
+    )
+    went_on = said["damaged"]
+    assert went_on.returncode == 0, went_on
+    for damage, path in damaged(folder).items():
+        assert re.search(f"{path}.*{DAMAGES[damage][1]}.*Skipped", went_on.stdout), damage
+    valid = folder / "damaged" / "checkpoints" / "round-00000002.h5"
+    assert f"resuming from {valid}, after 2 of 6 rounds" in went_on.stdout
+    assert [line["round"] for line in lines(folder / "damaged")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_with_no_valid_checkpoint_left_nothing_is_overwritten(said, folder):
+    result = said["none valid"]
     assert result.returncode == 2 and result.stderr.count("no checkpoint in it is valid") == 1
-    assert len(lines(folder)) == 6
+    assert len(lines(folder / "none valid")) == 6
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(mpirun, tmp_path, saved):
-    folder = tmp_path / "run"
-    subprocess.run(["cp", "-r", saved, folder], check=True)
-    for path in (folder / "checkpoints").iterdir():
-        path.unlink()
-    result = mpirun(2, "istmpi", "train", "--resume", "auto", "--rounds", "3", "--out", folder)
-    assert result.returncode == 0 and "going on" not in result.stdout
-    assert [line["round"] for line in lines(folder)] == [1, 2, 3]
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(said, folder):
+    assert said["none"].returncode == 0 and "resuming" not in said["none"].stdout
+    assert [line["round"] for line in lines(folder / "none")] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("how", IN_TURNS, ids=" ".join)
-def test_a_full_disk_loses_nothing(mpirun, tmp_path, how):
+def test_a_full_disk_loses_nothing(series, tmp_path, how):
     """Room for one checkpoint of 1.2 MB and not for a second: the run goes on, then gives up, with the first intact."""
     with small_disk(tmp_path / "disk", "2m") as disk:
         command = ["train", "--checkpoint-every", "2", "--evaluate-every", "100", *how, "--resume", "auto"]
-        full = mpirun(2, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
+        command += ["--rounds", "20", "--out", "disk/run"]
+        looked = "import os\nif rank == 0: print(os.listdir('disk/run/checkpoints'))"
+        more = "import os\nif rank == 0: os.system('mount -o remount,size=9m disk')"
+        said = series(2, tmp_path, {"full": command, "looked": looked, "more": more, "rest": command}).end()
+        full, rest = said["full"], said["rest"]
         assert full.returncode == 74, full
         why = "cannot be written (No space left on device)" if "direct" in " ".join(how) else "MB are free there"
         assert why in full.stderr and why in full.stdout
-        said = full.stdout.count("The run continues; older checkpoints are untouched.")
-        assert said == 2 and "Failures in a row: 3." in full.stderr, full.stdout
-        assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["round-00000002.h5"]
-        subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
-        rest = mpirun(1, "istmpi", *command, "--rounds", "20", "--out", disk / "run")
-        assert rest.returncode == 0 and "after 2 of 20 rounds" in rest.stdout, rest.stderr
+        again = full.stdout.count("The run continues; older checkpoints are untouched.")
+        assert again == 2 and "Failures in a row: 3." in full.stderr, full.stdout
+        assert said["looked"].stdout == "['round-00000002.h5']\n"
+        assert rest.returncode == 0 and "after 2 of 20 rounds" in rest.stdout, rest
         names = [path.name for path in sorted(Path(disk / "run" / "checkpoints").iterdir())]
         assert names == ["round-00000016.h5", "round-00000018.h5"]

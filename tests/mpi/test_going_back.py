@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
-pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
+pytestmark = pytest.mark.ranks(only=[1, 2])
 """Nothing here depends on how many ranks there are, but for one and several."""
 
 
@@ -141,6 +141,7 @@ def test_a_damaged_file_never_costs_a_valid_one(comm, trained):
     assert names(trained.checkpoints)[0] == [10, 12, 14]
 
 
+@pytest.mark.real
 def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_tmp):
     """A system that has no threads left: their stacks find no room."""
     training = Training(small_run(train__rounds=3, checkpoint__keep=5), comm)

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from replay_cases import MLP
 from replaying import RECORD, arithmetic, replayed, run_of
-from small import small_run
+from small import Listening, small_run
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.errors import ConfigError
+from istmpi.record import SUMMARY, RunFolder
 from istmpi.simulated import KINDS, Faults, Kill, simulate
 from istmpi.simulated import schedules as simulation
 from istmpi.simulated.schedules import Reached, Schedules, simulated_training
@@ -154,3 +155,26 @@ def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path
         code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which prints only findings.")
+
+
+def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_path, monkeypatch):
+    run, folder, write = small_run(output__folder=str(tmp_path / "run")), tmp_path / "run", RunFolder.write
+
+    def killed(folder, name, text):
+        if name == SUMMARY:
+            raise RuntimeError("killed")
+        write(folder, name, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write", killed)
+        assert str(simulated_training(run, 2, Faults()).ended) == "killed"
+    before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
+    assert not (folder / SUMMARY).exists()
+    for ranks in 1, 2:
+        ear = Listening()
+        simulated_training(run, ranks, Faults(), ear, "auto").require()
+        assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
+        assert {name: (folder / name).read_bytes() for name in before} == before
+    last, summary = RunFolder(folder).metrics()[-1], json.loads((folder / SUMMARY).read_text())["last"]
+    assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
+    assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
