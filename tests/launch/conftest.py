@@ -226,7 +226,7 @@ def folder(request, tmp_path_factory):
 def series(tmp_path_factory):
     """``series(ranks, folder, {name: command}, env={})`` starts a Series of commands in a folder: a job.
 
-    A command is istmpi's words, or Python code. Code runs on all ranks, which have their number as ``rank``.
+    A command is istmpi's words, or Python code: see `in_turn`.
     """
     begun = []
 

@@ -42,7 +42,7 @@ def said(series, folder):
         {
             **{message: ["compare", *words, "--out", "bad"] for message, words in BAD.items()},
             "compare": [*compare, *TARGETS],
-            "report": ["report", "compared", *TARGETS, "--json"],
+            "report": ["alone", "report", "compared", *TARGETS, "--json"],
             "again": [*compare, "--targets", "0.2"],
             "local-sgd fails": LOCAL_SGD_FAILS,
             "failed": ["compare", *SMALL, "--rounds", "4", "--out", "failed"],

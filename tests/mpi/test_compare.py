@@ -40,7 +40,7 @@ def compared(comm, shared_tmp):
 
 
 @pytest.fixture
-def rounds_take(monkeypatch):
+def rounds_take(comm, monkeypatch):
     """``rounds_take(seconds)``: on the clock of training a round takes so long, an evaluation a thousand times that."""
 
     def take(seconds):

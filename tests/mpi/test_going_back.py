@@ -20,6 +20,9 @@ pytestmark = pytest.mark.ranks(only=[1, 2])
 """Nothing here depends on how many ranks there are, but for one and several."""
 
 
+ROUNDS = Training.rounds
+
+
 class Killed(Exception):
     """Ends a run as a kill does: nothing more is saved."""
 
@@ -35,10 +38,9 @@ def trained(comm, shared_tmp, monkeypatch):
         ear = Listening()
         with monkeypatch.context() as patched:
             if killed_after is not None:
-                real = Training.rounds
 
                 def rounds_until_killed(training):
-                    for progress in real(training):
+                    for progress in ROUNDS(training):
                         if progress.round > killed_after:
                             raise Killed
                         yield progress

@@ -3,7 +3,7 @@
     python in_turn.py NOTES      the commands of NOTES/commands; what each rank says of number N is in NOTES/N-RANK-...
     python in_turn.py NOTES here           here, and after each its exit code
 
-A command is a list of words, or Python code, which has this rank's number as ``rank``.
+A command is a list of words, which after ``alone`` are for rank 0, or Python code, which knows its ``rank``.
 """
 
 import json
@@ -14,14 +14,16 @@ import sys
 from istmpi.cli.main import main
 from istmpi.signals import SIGNALS, receiver
 
+ALONE = "alone"
+
 
 def run(step, rank):
     """The exit code of a command."""
     try:
         if isinstance(step, str):
             exec(step, {"rank": rank})
-        else:
-            sys.argv = ["istmpi", *step]
+        elif step[0] != ALONE or rank == 0:
+            sys.argv = ["istmpi", *step[step[0] == ALONE :]]
             main()
     except SystemExit as ended:
         return ended.code or 0
