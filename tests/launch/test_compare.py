@@ -35,11 +35,15 @@ Method.attempt = fails
 @pytest.fixture(scope="module")
 def said(series, folder):
     """The outcomes of commands of one job."""
+    to_stop = ["compare", *SMALL, "--rounds", "300", "--methods", "ist,local-sgd", "--out", "stopped"]
     compare = ["compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", "compared"]
-    return series(
+    job = series(
         2,
         folder,
         {
+            "stopped": to_stop,
+            "then": "import shutil\nif rank == 0: shutil.copytree('stopped', 'then')",
+            "on": to_stop,
             **{message: ["compare", *words, "--out", "bad"] for message, words in BAD.items()},
             "compare": [*compare, *TARGETS],
             "report": ["alone", "report", "compared", *TARGETS, "--json"],
@@ -47,7 +51,10 @@ def said(series, folder):
             "local-sgd fails": LOCAL_SGD_FAILS,
             "failed": ["compare", *SMALL, "--rounds", "4", "--out", "failed"],
         },
-    ).end()
+    )
+    wait_for_rounds(folder / "stopped" / "local-sgd-0", 3, job.job)
+    os.kill(job.job.ranks[1], signal.SIGUSR1)
+    return job.end()
 
 
 def test_a_comparison_leaves_runs_tables_and_pictures(said, folder):
@@ -74,23 +81,16 @@ def test_a_comparison_leaves_runs_tables_and_pictures(said, folder):
     assert said["again"].returncode == 0 and said["again"].stdout.count("is already finished") == 6
 
 
-def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(start, mpirun, tmp_path):
-    out = tmp_path / "comparison"
-    command = ["istmpi", "compare", *SMALL, "--rounds", "300", "--methods", "ist,local-sgd", "--out", out]
-    job = start(2, *command)
-    wait_for_rounds(out / "local-sgd-0", 3, job)
-    os.kill(job.ranks[1], signal.SIGUSR1)
-    result = job.end(30)
-    assert result.returncode == 75
-    assert f"stopped by SIGUSR1 at local-sgd-0; finished work is saved in {out}. Run the same command" in result.stderr
-    assert not (out / "local-sgd-0" / "summary.json").exists()
-    finished = (out / "ist-0" / "metrics.jsonl").read_bytes()
-    done = len(lines(out / "local-sgd-0"))
-    again = mpirun(2, *command)
-    assert again.returncode == 0, again.stderr
-    assert "ist-0 is already finished" in again.stdout and "resuming from" in again.stdout
-    assert (out / "ist-0" / "metrics.jsonl").read_bytes() == finished
-    assert [line["round"] for line in lines(out / "local-sgd-0")] == list(range(1, 301)) and done < 300
+def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(said, folder):
+    stopped, then, now = said["stopped"], folder / "then", folder / "stopped"
+    assert stopped.returncode == 75, stopped
+    where = "stopped by SIGUSR1 at local-sgd-0; finished work is saved in stopped. Run the same command"
+    assert where in stopped.stderr and not (then / "local-sgd-0" / "summary.json").exists()
+    assert said["on"].returncode == 0, said["on"]
+    assert "ist-0 is already finished" in said["on"].stdout and "resuming from" in said["on"].stdout
+    assert (now / "ist-0" / "metrics.jsonl").read_bytes() == (then / "ist-0" / "metrics.jsonl").read_bytes()
+    assert [line["round"] for line in lines(now / "local-sgd-0")] == list(range(1, 301))
+    assert len(lines(then / "local-sgd-0")) < 300
 
 
 def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(said, folder):

@@ -2,8 +2,6 @@
 
 import os
 import random
-import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -65,93 +63,7 @@ def test_kills_lose_an_interval_each_and_change_nothing(start, series, tmp_path)
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-DAMAGES = {
-    "a flipped byte": (lambda path: flip(path), "hidden1.linear.weight, rows .* the checksum differs"),
-    "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated"),
-    "emptied": (lambda path: os.truncate(path, 0), "not an HDF5 file"),
-    "a missing dataset": (lambda path: remove(path, "model/hidden1.linear.weight"), "no dataset model/hidden1.linear"),
-    "an odd attribute": (lambda path: set_root(path, "round", float("inf")), "its attribute round: Expected `int`"),
-    "a future format": (
-        lambda path: set_root(path, "version", 99),
-        "format version 99; this istmpi reads versions 1 and 2",
-    ),
-}
-
-
-def flip(path):
-    with h5py.File(path) as file:
-        at = file["model/hidden1.linear.weight"].id.get_offset() + 1001
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
-def remove(path, name):
-    with h5py.File(path, "r+") as file:
-        del file[name]
-
-
-def set_root(path, name, value):
-    with h5py.File(path, "r+") as file:
-        file.attrs[name] = value
-
-
-@pytest.fixture(scope="module")
-def said(series, folder):
-    """The outcomes of a job that resumes runs with checkpoints of rounds 2 and 4, no network, and some harm done."""
-    saved = folder / "saved"
-    train = ["train", "--rounds", "6", "--checkpoint-every", "2", "--out"]
-    assert series(1, folder, {"train": [*train, saved]}).end()["train"].returncode == 0
-    (saved / "network.h5").unlink()
-    for name in ("damaged", "none valid", "none"):
-        shutil.copytree(saved, folder / name)
-    for path in damaged(folder).values():
-        shutil.copy(saved / "checkpoints" / "round-00000004.h5", path)
-    for damage, path in damaged(folder).items():
-        DAMAGES[damage][0](path)
-    for path in (folder / "none valid" / "checkpoints").iterdir():
-        flip(path)
-    shutil.rmtree(folder / "none" / "checkpoints")
-    auto = {name: [*train, folder / name, "--resume", "auto"] for name in ("damaged", "none valid", "none")}
-    return series(2, folder, {"one": ["train", "--resume", newest(folder), "--rounds", "6"], **auto}).end()
-
-
-def damaged(folder):
-    return {
-        damage: folder / "damaged" / "checkpoints" / f"round-{number:08d}.h5"
-        for number, damage in enumerate(DAMAGES, 4)
-    }
-
-
-def newest(folder):
-    return damaged(folder)["a flipped byte"]
-
-
-def test_damaged_checkpoints_are_passed_over_by_name(said, folder):
-    """One of each damage, each newer than the valid one: the first is refused by name, then all are passed over."""
-    assert str(newest(folder)) in said["one"].refusal() and re.search(
-        next(iter(DAMAGES.values()))[1], said["one"].refusal()
-    )
-    went_on = said["damaged"]
-    assert went_on.returncode == 0, went_on
-    for damage, path in damaged(folder).items():
-        assert re.search(f"{path}.*{DAMAGES[damage][1]}.*Skipped", went_on.stdout), damage
-    valid = folder / "damaged" / "checkpoints" / "round-00000002.h5"
-    assert f"resuming from {valid}, after 2 of 6 rounds" in went_on.stdout
-    assert [line["round"] for line in lines(folder / "damaged")] == [1, 2, 3, 4, 5, 6]
-
-
-def test_with_no_valid_checkpoint_left_nothing_is_overwritten(said, folder):
-    result = said["none valid"]
-    assert result.returncode == 2 and result.stderr.count("no checkpoint in it is valid") == 1
-    assert len(lines(folder / "none valid")) == 6
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(said, folder):
-    assert said["none"].returncode == 0 and "resuming" not in said["none"].stdout
-    assert [line["round"] for line in lines(folder / "none")] == [1, 2, 3, 4, 5, 6]
+# What is damaged is passed over: tests/mpi/test_going_back.py, tests/unit/test_checkpoint_damage.py.
 
 
 @pytest.mark.parametrize("how", IN_TURNS, ids=" ".join)
