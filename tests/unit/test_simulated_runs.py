@@ -158,23 +158,19 @@ def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path
 
 
 def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_path, monkeypatch):
-    run, folder, write = small_run(output__folder=str(tmp_path / "run")), tmp_path / "run", RunFolder.write
-
-    def killed(folder, name, text):
-        if name == SUMMARY:
-            raise RuntimeError("killed")
-        write(folder, name, text)
-
+    folder, write = RunFolder(tmp_path / "run"), RunFolder.write
+    run = small_run(output__folder=str(folder.path))
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "write", killed)
-        assert str(simulated_training(run, 2, Faults()).ended) == "killed"
-    before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
-    assert not (folder / SUMMARY).exists()
+        patched.setattr(RunFolder, "write", lambda *of: 1 / 0 if of[1] == SUMMARY else write(*of))
+        assert isinstance(simulated_training(run, 2, Faults()).ended, ZeroDivisionError)
+    files = [folder.path / "network.h5", folder.path / "metrics.jsonl"]
+    before = [file.read_bytes() for file in files]
+    assert not (folder.path / SUMMARY).exists()
     for ranks in 1, 2:
         ear = Listening()
         simulated_training(run, ranks, Faults(), ear, "auto").require()
         assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
-        assert {name: (folder / name).read_bytes() for name in before} == before
-    last, summary = RunFolder(folder).metrics()[-1], json.loads((folder / SUMMARY).read_text())["last"]
+        assert [file.read_bytes() for file in files] == before
+    last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
     assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
