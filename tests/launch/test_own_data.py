@@ -26,7 +26,7 @@ def command_of(example):
     text = (EXAMPLES / example).read_text()
     command = re.search(r"mpirun -n 2 istmpi (train .*?)\n\n", text, re.DOTALL)[1].replace("\\", "")
     words = [word.replace("examples/", f"{EXAMPLES}/") for word in shlex.split(command)]
-    return words, float(re.search(r": (\d\.\d+)", text)[1])
+    return words, float(re.search(r" is (\d\.\d+)", text)[1])
 
 
 @pytest.fixture(scope="module")
