@@ -1,7 +1,7 @@
 """A small GPT-2 of `transformers`, as it comes, for text: its layers are dealt out whole.
 
     istmpi model examples/gpt2.py:GPT2 --shape 64 --outputs 256 --tokens
-    mpirun -n 4 istmpi train --data text.h5 --model examples/gpt2.py:GPT2 --set method.min_blocks=2
+    mpirun -n 4 istmpi train --data text.h5 --model examples/gpt2.py:GPT2
 
 Its heads cannot be dealt out: transformers makes each an ``n_head``-th of ``n_embd``, so that fewer heads are larger;
 its feed-forward units, four times ``n_embd``, are no argument here.

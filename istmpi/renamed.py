@@ -8,11 +8,19 @@ from istmpi.errors import ConfigError
 
 SETTINGS = {"method.resample": "method.redeal"}
 COMMANDS = {"calibrate": "measure"}
-GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "method.shared_momentum": 0.0}
+GONE = {
+    "comm.survive": False,
+    "comm.buddies": True,
+    "method.shared_lr": 1.0,
+    "method.shared_momentum": 0.0,
+    "method.min_blocks": 0,
+    "method.differences": "float4",
+    "method.top_values": "2bit",
+}
 """Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that earlier versions wrote into every run with these values. Now they are left out, and mean the same."""
+"""Settings that the versions with comm.survive wrote into every run. Now they are left out, and mean the same."""
 
 
 class RenamedWarning(FutureWarning):
@@ -31,7 +39,7 @@ def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[st
     for name in gone:
         if (value := _value(tree, name)) != GONE[name]:
             raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
-    if gone:
+    if "comm.survive" in gone:
         gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
     tree = {
         section: {key: value for key, value in branch.items() if f"{section}.{key}" not in gone}

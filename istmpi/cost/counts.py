@@ -154,8 +154,7 @@ def cost(
     limits.require_room(spec, run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
-    settings = spec.shares(run), spec.least(run, architecture), members
-    dealing = architecture.parameters, architecture.lengths, groups, ranks, *settings
+    dealing = architecture.parameters, architecture.lengths, groups, ranks, spec.shares(run), members
     stays = spec.stays_with_holders(run, architecture, ranks)
     by_ring = spec.shares_by_ring(run, architecture, ranks)
     resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0

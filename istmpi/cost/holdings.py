@@ -13,7 +13,7 @@ from math import ceil, prod
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, bytes_of, with_odds, with_slots
-from istmpi.engine.partition import NOTHING, blocks, check, overlaps
+from istmpi.engine.partition import blocks, check
 from istmpi.engine.wire import form_of, scales_of
 
 Number = int | Fraction
@@ -42,11 +42,10 @@ class Origin:
 class Holdings:
     """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the smallest number of units
-    of a group for each rank. ``members``: the number of ranks that take part in a round. ``redeal``: the fraction of
-    units that change places; None if all return to owners. ``shared_every``: rounds between means of undealt
-    parameters, or 0. ``wire``: the form of values that travel, with ``slots`` more tensors for each parameter. Raises
-    ConfigError for a deal that cannot be made.
+    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``members``: the number of ranks that
+    take part in a round. ``redeal``: the fraction of units that change places; None if all return to owners.
+    ``shared_every``: rounds between means of undealt parameters, or 0. ``wire``: the form of values that travel, with
+    ``slots`` more tensors for each parameter. Raises ConfigError for a deal that cannot be made.
     """
 
     def __init__(
@@ -56,17 +55,13 @@ class Holdings:
         groups: Sequence[str],
         ranks: int,
         shares: Sequence[float] | None = None,
-        least: Mapping[str, int] = NOTHING,
         members: int | None = None,
         redeal: float | None = None,
         shared_every: int = 0,
         wire: str = "float32",
         slots: int = 0,
     ):
-        check(lengths, groups, ranks, shares, least)
-        self.overlapping = {
-            name: n for name, n in least.items() if name in groups and overlaps(lengths[name], ranks, n)
-        }
+        check(lengths, groups, ranks, shares)
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
         self.redeal, self.shared_every = redeal, shared_every
@@ -80,20 +75,14 @@ class Holdings:
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         if shares is None:
             # The first L mod P ranks have a unit more.
-            apart = [name for name in self.groups if name not in self.overlapping]
-            bounds = sorted({0, self.ranks, *(self.lengths[name] % self.ranks for name in apart)})
+            parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
+            bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
-                yield range(first, stop), {name: self._block(name, first) for name in self.groups}
+                yield range(first, stop), {name: each + (first < more) for name, (each, more) in parts.items()}
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
-
-    def _block(self, name: str, rank: int) -> int:
-        length = self.lengths[name]
-        if name in self.overlapping:
-            return min(self.overlapping[name], length)
-        return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
         return bytes_of(self.parameters, part.lengths)
@@ -229,14 +218,9 @@ class Holdings:
         """Bytes of copies of undealt parameters that the owner with the most rows receives."""
         if self.members == 1:
             return 0
-        apart, total = {*self.groups} - self.overlapping.keys(), 0
-        for parameter in self.parameters.values():
-            stays = self.shared_every and not parameter.pattern.dealt(self.groups)
-            if not parameter.pattern.dealt(apart) and not stays:
-                together = {factor.name for axis in parameter.pattern.axes for factor in axis.factors}
-                copies = prod(self._block(name, 0) / self.lengths[name] for name in together & self.overlapping.keys())
-                total += ceil(copies * self.members * _owned_bytes({"": parameter}, self.lengths, self.ranks))
-        return total
+        if self.members == 1 or self.shared_every:
+            return 0
+        return self.members * _owned_bytes(self.shared, self.lengths, self.ranks)
 
     @cached_property
     def owned_bytes(self) -> int:

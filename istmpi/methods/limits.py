@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
-from istmpi.engine.partition import overlaps
 from istmpi.errors import ConfigError
 from istmpi.tasks import TASKS
 
@@ -55,7 +54,7 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if method.delay, fragments, share_every or min_blocks does not fit the run."""
+    """Raise ConfigError if method.delay, fragments or share_every does not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
@@ -77,32 +76,19 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."
         )
-    for name in spec.least(run, architecture):
-        blocks = architecture.lengths[name]
-        if settings.min_blocks > blocks:
-            raise ConfigError(
-                f"method.min_blocks = {settings.min_blocks}, but {name} has only {blocks} that can be dealt "
-                f"out. Give at most {blocks}."
-            )
     if not (spec.stays and spec.delay(run)) or ranks == 1 or spec.stays_with_holders(run, architecture, ranks):
         return
     if spec.outer(run) != (1, 0):
         why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-    elif not spec.groups(run, architecture):
-        why = "a network without dealt units (method.partition)"
     else:
-        why = f"blocks that several ranks hold (method.min_blocks = {settings.min_blocks})"
+        why = "a network without dealt units (method.partition)"
     raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
 
 
-def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if shares cannot change in a run on ``ranks`` ranks."""
-    asked, groups = f"method.shares = {run.method.shares!r}", spec.groups(run, architecture)
-    if not groups:
-        raise ConfigError(f"{asked} with {spec.name}, which deals out no units here. Leave shares out, or use ist.")
-    for name, count in spec.least(run, architecture).items():
-        if overlaps(architecture.lengths[name], ranks, count):
-            raise ConfigError(
-                f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
-                "share. Leave one out."
-            )
+def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if shares cannot change in a run."""
+    if not spec.groups(run, architecture):
+        raise ConfigError(
+            f"method.shares = {run.method.shares!r} with {spec.name}, which deals out no units here. Leave shares "
+            "out, or use ist."
+        )
