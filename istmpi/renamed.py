@@ -33,12 +33,16 @@ def tell(old: str, new: str, source: str = "") -> None:
     warnings.warn(f"{where}{old} is now {new}; the old name still works.", RenamedWarning, stacklevel=3)
 
 
+def is_gone(name: str, value: Any, source: str) -> bool:
+    """Return True for a setting that no longer exists. Raises ConfigError if its value did something."""
+    if name in GONE and value != GONE[name]:
+        raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
+    return name in GONE
+
+
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
     """Return settings under their new names. Raises ConfigError for one that is set twice or no longer exists."""
-    gone = [name for name in GONE if _value(tree, name) is not None]
-    for name in gone:
-        if (value := _value(tree, name)) != GONE[name]:
-            raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
+    gone = [name for name in GONE if (value := _value(tree, name)) is not None and is_gone(name, value, source)]
     if "comm.survive" in gone:
         gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
     tree = {

@@ -85,8 +85,8 @@ class Cost:
     sends: int
     """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
-    sent_part: Number
-    """The fraction of ``spec.received`` that is sent."""
+    received_elements: Number
+    """The elements that ranks receive in a round, with their own, as the paper counts."""
     tensors: int
     """The number of tensors that travel for each parameter: 1, and states of the optimizer."""
     start_bytes: Number
@@ -107,11 +107,6 @@ class Cost:
     @property
     def largest(self) -> PartCost:
         return max(self.parts, key=lambda part: part.memory.total)
-
-    @property
-    def received_elements(self) -> Number:
-        """The elements that ranks receive in a round, with their own, as the paper counts."""
-        return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
@@ -207,7 +202,7 @@ def cost(
         examples_per_step=batch * members,
         sends=spec.sends_in_a_round(run),
         loads=loads,
-        sent_part=spec.sent_part(run),
+        received_elements=spec.sends_in_a_round(run) * spec.received(run, held),
         tensors=tensors,
         start_bytes=(1 + stored) * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0) + first,
         since=spec.sends_since(run),
@@ -225,13 +220,9 @@ def phase_costs(
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
         limits.require_wire(spec_of(name, where), run)
-    if smaller is None:
-        return [
-            (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds
-        ]
     costs = []
     for name, side, rounds in run.stretches():
-        of_side = cost(run, smaller.get(side, architecture), ranks, name, examples=examples)
+        of_side = cost(run, (smaller or {}).get(side, architecture), ranks, name, examples=examples)
         costs.append((replace(of_side, side=side), rounds))
     return costs
 

@@ -39,20 +39,18 @@ class Transfer:
         source: Layout,
         target: Layout,
         rank: int,
-        staging_bytes: int | None = None,
-        weights: Sequence[float] | None = None,
+        staging_bytes: int = STAGING_BYTES,
         exclude: Partition | None = None,
         wire: Wire | None = None,
     ):
-        """``weights``: the weight of each rank in a mean; by default all are equal.
+        """``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it.
 
-        ``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it. ``wire``: the form
-        of the values that are sent, and of a rank's own values in a mean; None for unchanged values.
+        ``wire``: the form of the values that are sent, and of a rank's own values in a mean; None for unchanged values.
         """
         self.rank = rank
         self.ranks = source.ranks
-        self._weights = weights or [1] * self.ranks
-        self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
+        self._weights = getattr(source, "weights", None) or [1] * self.ranks
+        self._capacity = staging_bytes // self.ranks
         self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
@@ -60,8 +58,7 @@ class Transfer:
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
-        weights = getattr(leg.source, "weights", None)
-        return Transfer(leg.parameters, leg.source, leg.target, rank, None, weights, leg.exclude, leg.wire)
+        return Transfer(leg.parameters, leg.source, leg.target, rank, exclude=leg.exclude, wire=leg.wire)
 
     @cached_property
     def bytes_sent(self) -> int:

@@ -138,8 +138,7 @@ _ALL = (
             ),
         ),
         replicated=True,
-        received=gathered,
-        sent_part=lambda run: Fraction(run.method.top, 4096),
+        received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
         outer_step=(1.0, 0.0),
         always_carries=True,
         # Start, error, mean, a flat copy; the optimizer's start; the outer step's.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
+from istmpi.methods.spec import asked
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
     ``batches`` are this rank's, so some ranks may raise the error and others not.
     """
-    spec.require_dealable(run, architecture)
+    require_dealable(spec, run, architecture)
     last = batches.examples - (batches.in_a_pass - 1) * batches.batch
     if spec.in_passes and architecture.batch_norms and last == 1:
         normalisation = run.model.batch_statistics or "batch normalisation"
@@ -51,6 +52,12 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
         raise ConfigError(
             f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. Use another method."
         )
+
+
+def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
+    if spec.deals and run.method.partition != ():
+        architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
@@ -76,13 +83,11 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."
         )
-    if not (spec.stays and spec.delay(run)) or ranks == 1 or spec.stays_with_holders(run, architecture, ranks):
-        return
-    if spec.outer(run) != (1, 0):
-        why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-    else:
+    if spec.stays and spec.delay(run) and ranks > 1 and not spec.stays_with_holders(run, architecture, ranks):
         why = "a network without dealt units (method.partition)"
-    raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
+        if spec.outer(run) != (1, 0):
+            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
+        raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
 
 
 def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:

@@ -30,15 +30,15 @@ RING_BYTES = 2**20
 rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
-def trained(held: Holdings) -> int | Fraction:
+def trained(run: Run, held: Holdings) -> int | Fraction:
     return held.held_elements
 
 
-def reduced(held: Holdings) -> int:
+def reduced(run: Run, held: Holdings) -> int:
     return 2 * (held.ranks - 1) * held.network_elements
 
 
-def gathered(held: Holdings) -> int:
+def gathered(run: Run, held: Holdings) -> int:
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -68,10 +68,8 @@ class MethodSpec:
     """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
-    received: Callable[[Holdings], int | Fraction] = trained
+    received: Callable[[Run, Holdings], int | Fraction] = trained
     """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
-    sent_part: Callable[[Run], int | Fraction] = lambda run: 1
-    """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
     """True if its rounds create further MPI communicators."""
     deals: bool = False
@@ -118,11 +116,6 @@ class MethodSpec:
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
         return asked(run, architecture)
-
-    def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
-        if self.deals and run.method.partition != ():
-            architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)

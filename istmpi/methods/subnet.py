@@ -29,7 +29,7 @@ class Subnet:
     network: nn.Module
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self, job: Job, averages_gradients: bool = False):
+    def __init__(self, job: Job, averages_gradients: bool):
         self._job, self._lengths = job, None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = optimizer_spec(job.run.optimizer)
