@@ -216,8 +216,6 @@ class Holdings:
     @cached_property
     def averaged_bytes(self) -> int:
         """Bytes of copies of undealt parameters that the owner with the most rows receives."""
-        if self.members == 1:
-            return 0
         if self.members == 1 or self.shared_every:
             return 0
         return self.members * _owned_bytes(self.shared, self.lengths, self.ranks)

@@ -33,8 +33,6 @@ class _UnderWay:
 
     departure: Departure
     mean: EncodedMean
-    flat: torch.Tensor
-    """Differences, which become their mean."""
     vote: Callable[[], int]
     """Return 1 if any rank wants to stop."""
 
@@ -93,20 +91,20 @@ class StreamingDiLoCo(ReplicatedMethod):
             vote = communicator.start_allreduce_max(self._asked)
             self.subnet.settle()
             parts = [(self.subnet.tensors[name] - self._common[name]).float().view(-1) for name in departure.names]
-            flat = torch.cat(parts).cpu()
-            self._under_way = _UnderWay(departure, EncodedMean(flat, Float4(), communicator), flat, vote)
+            mean = EncodedMean(torch.cat(parts).cpu(), Float4(), communicator)
+            self._under_way = _UnderWay(departure, mean, vote)
 
     @torch.no_grad()
     def _arrive(self, arrived: _UnderWay) -> None:
         mix = self.job.run.method.mix
         with self.job.clock("all-reduce"):
-            arrived.mean.finish()
+            change = arrived.mean.finish()
             self._leaving = bool(arrived.vote())
         self._under_way = None
         self.subnet.settle()
         step = Outer(*self.spec.outer(self.job.run))
         starts = {name: self._common[name] for name in arrived.departure.names}
-        parts = arrived.flat.split([start.numel() for start in starts.values()])
+        parts = change.split([start.numel() for start in starts.values()])
         for (name, start), part in zip(starts.items(), parts, strict=True):
             mean = start + part.view(start.shape).to(start.device, start.dtype)
             step.start = {name: start}
