@@ -25,7 +25,7 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
-    """The record of a run on every rank: metrics, checkpoints, the network and a summary. Collective."""
+    """The record of a run, on every rank. Collective."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class RunRecord:
 def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
     """Read the validation scores of a resumed run from its metrics. Collective.
 
-    They are forgotten if the saved best network is not from the best round.
+    The scores are forgotten if the saved best network is not from the best round.
     """
     best, communicator, path = training.best, training.communicator, folder.path / BEST
     if not best:
