@@ -36,8 +36,7 @@ class Subnet:
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
-        # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
-        if not job.optimizer:
+        if not job.optimizer:  # one that only a program can make is refused here, and not in the first round
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
