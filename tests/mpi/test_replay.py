@@ -9,7 +9,7 @@ from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
 from small import small_run
 
 REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
-REAL += ("a transformer", "resnet by blocks and channels, two blocks at least", "gcn in clusters")
+REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
 """Cases for an MPI library, too: ways of a round that `test_simulated` has not."""
 
 
