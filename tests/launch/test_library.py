@@ -25,4 +25,4 @@ def test_the_script_of_the_librarys_page_runs_as_it_stands(mpirun, tmp_path):
     assert "outputs (5, 10)" in said
     dealt = re.search(r"^rank 0 holds units \[(.*)\], rank 1 \[(.*)\]$", said, re.MULTILINE)
     assert sorted(", ".join(dealt.groups()).split(", ")) == list("01234567")
-    assert "refused: hidden1 has 1 units, but the run has 2 ranks" in said
+    assert "refused: hidden1 has 1 unit, but the run has 2 ranks" in said
