@@ -68,7 +68,7 @@ class LiveView:
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor back."""
+    """Follows one run on the console."""
 
     every_evaluation = True
 

@@ -233,11 +233,6 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 OPTIONS_OF_OLDER_VERSIONS = {
     "--resample": "; it is --redeal now.",
     "--reckon": "; the demo always predicts: leave it out.",
-    "--csv": "; use --json.",
-    "--writer": "; it is --set checkpoint.writer=NAME.",
-    "--plot": "; use --html, whose page has the plots.",
-    "--profile": "; metrics.jsonl has each phase and rank.",
-    "--exit-threshold": "; predictions come from the last exit.",
 }
 
 

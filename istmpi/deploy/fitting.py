@@ -66,8 +66,8 @@ def runnable(
 def require_data(checkpoint: Checkpoint) -> None:
     if checkpoint.header.data.kind == "program":
         raise DataError(
-            f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the program, with "
-            "job.evaluate, or export --to torch and call the class in Python."
+            f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the program with "
+            "job.evaluate, or use export --to torch."
         )
 
 
@@ -103,6 +103,7 @@ def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, m
 
     Raises DataError if the data do not fit.
     """
+    require_data(checkpoint)
     run = checkpoint.header.run
     test = TestSplit(run.data.test, run.train.seed)
     data = open_dataset(source, rank, run.data.length, model or "", test=test)

@@ -7,7 +7,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.images.split import resized
-from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, own_source, require_data, runnable
+from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, own_source, runnable
 from istmpi.devices import choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -41,7 +41,6 @@ def evaluate(
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
-        require_data(checkpoint)
         source = source or own_source(checkpoint)
         run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
         data = fitting_data(checkpoint, source, communicator.rank, model)

@@ -96,7 +96,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
     yield table_of(columns, products)
 
     fewest, narrowest = min(
-        ((width["length"], width["name"]) for width in facts["widths"] if width["by_default"]), default=(0, "")
+        ((its["length"], its["name"]) for its in facts["widths"] if its["by_default"]), default=(0, "")
     )
     elements, flops, replicated = facts["elements"], facts["flops"], facts["replicated"]
     portions = [(1, number(elements), "100%", number(flops), "100%")]

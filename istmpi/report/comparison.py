@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def splits(self) -> tuple[str, str]:
-        """Name the splits of scores in training and of final scores; two empty texts if all are of the test split."""
+        """The splits of scores in training and of final scores, in words; empty texts if all are of the test split."""
         validated = any(curve.test is not None for group in self.groups for curve in group.curves)
         return (" on the validation split", " on the test split") if validated else ("", "")
 
@@ -133,10 +133,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`.
-
-    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
-    """
+    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`."""
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
@@ -158,10 +155,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """Return the names of the runs' data sets. Different contents under one name count as several.
-
-    A run without a name is counted to the only named data set.
-    """
+    """Return the names of the runs' data sets. Different contents under one name count as several."""
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
     several = {

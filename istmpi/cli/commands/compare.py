@@ -44,8 +44,8 @@ def command(
     """
     if "narrow" in methods.split(","):
         raise ConfigError(
-            "--methods: narrow is a network, not a method. Train it by itself, with its widths divided by the ranks: "
-            "istmpi train RUN --method local-sgd --hidden N,N; istmpi report shows both folders."
+            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN --method local-sgd "
+            "--hidden N,N), and give both folders to istmpi report."
         )
     shown.begins("compares")
 

@@ -66,8 +66,7 @@ def command(
         from istmpi.cli.plan import show
         from istmpi.comm import launched, rank_variable
 
-        ranks = ranks or (launched()[1] if rank_variable() else 4)
-        show(resolve(run, assignments, given), ranks, shown.as_json)
+        show(resolve(run, assignments, given), ranks or (launched()[1] if rank_variable() else 4), shown.as_json)
         return
 
     shown.begins("trains")
