@@ -60,11 +60,23 @@ CASES = {
     "images cropped, mirrored and cut out": {"data__crop": 2, "data__flip": True, "data__cutout": 3},
     "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
 }
+OF_MORE = ("three layers, one as wide as there may be ranks", "shares", "adam carried, a part redealt", "DiLoCo")
+"""What depends on the number of ranks in other ways than that there are some."""
 
 
-@pytest.mark.ranks(only=[3, 5])
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_the_naive_oracle(comm, case):
+    as_the_oracle(comm, case)
+
+
+@pytest.mark.ranks(only=[5])
+@pytest.mark.parametrize("case", OF_MORE)
+def test_so_they_are_on_more_ranks(comm, case):
+    as_the_oracle(comm, case)
+
+
+def as_the_oracle(comm, case):
     settings = dict(CASES[case])
     if "method__shares" in settings:
         settings["method__shares"] = settings["method__shares"][: comm.size]

@@ -202,6 +202,7 @@ FINISHES += [(first, "ist") for first in ("codistillation", "dynamic-averaging",
 FINISHES += [("ist", "sparse-loco"), ("sparse-loco", "streaming-diloco"), ("streaming-diloco", "local-sgd")]
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("first, last", [*FINISHES, ("codistillation", "data-parallel")])
 def test_a_finish_starts_from_what_came_before(comm, first, last):
     settings = {"optimizer__name": "adam", "optimizer__lr": 0.02, "method__burn_in": 1, "method__threshold": 0.001}

@@ -53,13 +53,9 @@ ATTENTION = {
 @pytest.mark.parametrize(
     "name, settings, lengths",
     [
-        ("convolutional", CONVOLUTIONAL, {"channels1": 7, "channels2": 5, "hidden": 6}),
         ("convolutional", CONVOLUTIONAL | {"optimizer__momentum": 0.5}, {"channels1": 7, "channels2": 5, "hidden": 6}),
-        ("attention", ATTENTION, {"heads": 7, "hidden": 9}),
         ("resnet", RESNET, {"inner1": 5, "inner2": 7}),
-        ("resnet by blocks", DEEP | {"method__min_blocks": 1}, {"blocks2": 3}),
         ("resnet by blocks", DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5}, {"blocks2": 3}),
-        ("resnet by both", BOTH | {"method__min_blocks": 1}, {"blocks2": 3, "inner2": 5}),
         ("resnet by both", BOTH | {"method__min_blocks": 2}, {"blocks2": 3, "inner2": 5}),
         (
             "resnet by blocks",

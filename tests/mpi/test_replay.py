@@ -2,17 +2,43 @@
 
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
+from replay_cases import MLP, OTHERS
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
 from small import small_run
 
 pytestmark = pytest.mark.both
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_nothing_has_changed(comm, shared_tmp, case):
+def at(ranks):
+    """A mark: this number of ranks where they are simulated, and all that are recorded elsewhere."""
+    everywhere = "ISTMPI_RECORD" in os.environ or "mpirun_ranks" in sys.modules
+    return pytest.mark.ranks(only=[1, 2, 3, 4] if everywhere else [ranks])
+
+
+@at(1)
+@pytest.mark.parametrize("case", [*MLP][::2])
+def test_nothing_has_changed_on_one_rank(comm, shared_tmp, case):
+    as_recorded(comm, shared_tmp, case)
+
+
+@at(2)
+@pytest.mark.parametrize("case", [*MLP][1::2])
+def test_nothing_has_changed_on_two_ranks(comm, shared_tmp, case):
+    """All of these are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
+    as_recorded(comm, shared_tmp, case)
+
+
+@at(3)
+@pytest.mark.parametrize("case", OTHERS)
+def test_nothing_has_changed_on_three_ranks(comm, shared_tmp, case):
+    as_recorded(comm, shared_tmp, case)
+
+
+def as_recorded(comm, shared_tmp, case):
     run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
     outcome = replayed(comm, run)
