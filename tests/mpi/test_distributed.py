@@ -120,7 +120,7 @@ def trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("settings", METHODS[1:4], ids=lambda settings: "-".join(map(str, settings.values())))
+@pytest.mark.parametrize("settings", METHODS[1:3], ids=lambda settings: "-".join(map(str, settings.values())))
 def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
     uninterrupted = distributed(comm, lr=0.1, **settings)
@@ -483,7 +483,7 @@ def own(parameters):
     return torch.optim.RMSprop(parameters, lr=0.01)
 
 
-@pytest.mark.parametrize("method, state", [("ist", "reset"), ("ist", "carry"), ("local-sgd", "carry")])
+@pytest.mark.parametrize("method, state", [("ist", "reset"), ("local-sgd", "carry")])
 def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shared_tmp, method, state, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
     rates = []
@@ -560,8 +560,7 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
         rates_of(7, shared_tmp / "elsewhere", shared_tmp / "halves")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("method", ["ist", "data-parallel"])
+@pytest.mark.parametrize("method, by_hand", [("ist", False), ("data-parallel", True)])
 def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
     """Two halves of a batch make the step of the whole one; by hand, too, with a backward pass for each."""
     trained = []
@@ -692,6 +691,7 @@ def raises(round, batches, job):
         )
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize(
     "body, kind, message",
     [
@@ -837,9 +837,8 @@ def towers(comm, folder, around=lambda module: module, rounds=3, **settings):
     return job
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, method):
-    called = []
+def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp):
+    method, called = "ist" if comm.size > 1 else "local-sgd", []
 
     def hooked(module):
         last = module.tower[2]
@@ -857,10 +856,9 @@ def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, met
     assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", method=method).training))
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp, method):
+def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp):
     """By a backend that compiles nothing; the weights are those of the plain module."""
-    compiled, widths = [], set()
+    method, compiled, widths = "ist" if comm.size > 1 else "local-sgd", [], set()
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -875,8 +873,8 @@ def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, s
     assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", rounds=5, method=method).training))
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_batches_on_another_device_are_refused(comm, shared_tmp, method):
+def test_batches_on_another_device_are_refused(comm, shared_tmp):
+    method = "ist" if comm.size > 1 else "local-sgd"
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), method=method, **SETTINGS)
     batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
     with pytest.raises(ConfigError, match="the network to evaluate is on cpu and its input on meta. Use batch.to"):

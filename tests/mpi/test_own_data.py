@@ -39,7 +39,7 @@ def test_a_data_set_trains_as_the_file_of_its_examples_does(comm, settings):
     assert [(each.loss, each.score) for each in progress] == [(each.loss, each.score) for each in curve]
 
 
-@pytest.mark.parametrize("method, ahead", [("ist", 0), ("local-sgd", 1), ("ist", 3)])
+@pytest.mark.parametrize("method, ahead", [("ist", 0), ("local-sgd", 3)])
 def test_what_examples_draw_is_repeated_when_resumed_and_when_read_ahead(comm, shared_tmp, method, ahead):
     settings = {"method__name": method, "data__source": f"{FILE}:noisy", "model__dropout": 0.3}
     expected, curve = trained(comm, **settings, data__ahead=2)

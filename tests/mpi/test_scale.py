@@ -24,7 +24,6 @@ NUMBERS = {
     "model__hidden": [130, 87],
 }
 CASES = {
-    "none": {},
     "layer": {"model__norm": "layer", "model__bias": True},
     "uneven shares": {"method__shares": [2.0, 1.0, 1.5, 1.0, 2.5], "optimizer__lr": 0.003},
     "a group dealt": {"method__partition": ["hidden1"], "model__bias": True},

@@ -26,7 +26,8 @@ CASES = {
 OF_METHODS = [("ist", case) for case in CASES]
 OF_METHODS += [(method, case) for method in ENCODING if method != "ist" for case in ("plain", "adam carried")]
 OF_METHODS += [("local-sgd", "outer momentum"), ("diloco", "outer momentum")]
-RESUMED = ("adam carried", "round a ring", "outer momentum")
+RESUMED = [("ist", case) for case in ("adam carried", "round a ring", "outer momentum")]
+RESUMED += [("local-sgd", "outer momentum"), ("data-parallel", "adam carried"), ("fedavg", "adam carried")]
 SPECIAL = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}}
 
 
@@ -82,7 +83,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, method, wire, case):
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("method, case", [(method, case) for method, case in OF_METHODS if case in RESUMED])
+@pytest.mark.parametrize("method, case", RESUMED)
 def test_a_run_that_was_stopped_between_rounds_or_inside_one_goes_on_bit_for_bit(comm, shared_tmp, method, case):
     run = {**settings(method, "int8", case), "train__rounds": 5, "evaluate__every": 2}
     expected = whole(trained(comm, **run)[0])

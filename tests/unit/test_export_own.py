@@ -21,7 +21,7 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
 CLASSES = {**vars(networks), **vars(exported_networks), **vars(using_networks)}
-TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied", "two"]
+TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied"]
 LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""
 
