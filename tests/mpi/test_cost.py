@@ -42,24 +42,15 @@ SPECIAL = {
 
 
 OUTER = ("local-sgd", "diloco", "streaming-diloco", "sparse-loco")
-OF_METHODS = [(method, case) for method in METHODS if method != "ist" for case in ("plain", "adam carried, float32")]
+OF_METHODS = [("ist", case) for case in CASES]
+OF_METHODS += [(method, case) for method in METHODS if method != "ist" for case in ("plain", "adam carried, float32")]
 OF_METHODS += [(method, "outer momentum, adam carried") for method in OUTER]
 OF_METHODS += [(method, "as it is") for method in ("streaming-diloco", "sparse-loco")]
 """What else IST can be is none of the other methods' settings."""
 
 
-@pytest.mark.ranks(also=5)
-@pytest.mark.parametrize("case", CASES)
-def test_predicted_bytes_are_the_counted_bytes(comm, case):
-    counted_as_predicted(comm, "ist", case)
-
-
 @pytest.mark.parametrize("method, case", OF_METHODS)
-def test_predicted_bytes_of_other_methods_are_the_counted_bytes(comm, method, case):
-    counted_as_predicted(comm, method, case)
-
-
-def counted_as_predicted(comm, method, case):
+def test_predicted_bytes_are_the_counted_bytes(comm, method, case):
     changed = CASES[case] | SPECIAL.get(method, {})
     if "method__shares" in changed:
         changed["method__shares"] = changed["method__shares"][: comm.size]

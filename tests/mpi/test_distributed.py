@@ -97,18 +97,12 @@ def loop(job, batches, rounds, by_hand=False, behind=lambda round: None, **more)
     return first
 
 
-@pytest.mark.parametrize("settings", METHODS, ids=lambda settings: "-".join(map(str, settings.values())))
-def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings):
-    trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand=False)
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("settings", METHODS[1:4], ids=lambda settings: "-".join(map(str, settings.values())))
-def test_so_it_does_where_the_loop_steps_by_hand(comm, shared_tmp, settings):
-    trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand=True)
-
-
-def trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
+@pytest.mark.parametrize(
+    "settings, by_hand",
+    [*((settings, False) for settings in METHODS), *((settings, True) for settings in METHODS[1:4])],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "by hand" * value,
+)
+def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
     training = Training(run_of(settings), comm)
     progress = list(training.rounds())
     job = distributed(comm, lr=0.1, **settings)

@@ -21,8 +21,8 @@ from istmpi.training.loop import Training
 GROWING = {"train__resolution": [[0.5, 4], [0.5, 8]], "train__rounds": 4}
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 
-OF_OWN = [method for method in METHODS if method not in ("local-sgd", "easgd", "downpour")]
-"""One of those that keep alike from round to round is enough."""
+OF_OWN = [method for method in METHODS if method not in ("local-sgd", "data-parallel", "easgd", "downpour")]
+"""One of those that keep alike from round to round is enough: diloco."""
 OF_RANKS = ("fedavg", "codistillation", "dynamic-averaging", "streaming-diloco", "sparse-loco", "admm")
 """Methods whose ranks have state of their own between rounds; tests/mpi/test_resume.py stops them inside a round."""
 

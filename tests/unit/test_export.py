@@ -1,19 +1,14 @@
 """Exported networks predict what `istmpi predict` does, in programs that know nothing of istmpi."""
 
 import json
-import subprocess
 import sys
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from exported import predicted, raw, sequential
-from patience import patient
 from torch import nn
 
-from istmpi.data.prepare import prepare
 from istmpi.deploy.export import FORMS, export
 
 PROGRAMS = ["batch", "layer", "regression"]
@@ -103,47 +98,6 @@ def test_double_precision_and_dropout(checkpoints, exported, form):
     x = raw("digits")
     outputs = RUN[form](exported("double", form), x.astype(np.float64))
     np.testing.assert_allclose(outputs, predicted(checkpoints / "double.h5", x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def spoken_digits(shared_data, tmp_path_factory):
-    """Some 120 recordings, prepared, and a network trained on them, by the program itself: (data, network)."""
-    folder = tmp_path_factory.mktemp("speech")
-    with tarfile.open(shared_data / "spoken-digits.tar.gz", "r|gz") as tar:
-        for member in tar:
-            path = Path(member.name)
-            if path.name == "testing_list.txt":
-                target = folder / "wavs" / path.name
-            elif path.stem.endswith(("_0", "_1")):
-                target = folder / "wavs" / path.parent.name / path.name
-            else:
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(tar.extractfile(member).read())
-    data = folder / "speech.h5"
-    prepare("speech", folder / "wavs", data)
-    words = ["train", "speech", "--hidden", "32", "--rounds", "2", "--local-steps", "5", "--batch", "16"]
-    program = "from istmpi.cli.main import main; main()"
-    command = [sys.executable, "-c", program, *words, "--data", data, "--out", folder / "run"]
-    subprocess.run(command, check=True, capture_output=True, timeout=patient(100))
-    return data, folder / "run" / "network.h5"
-
-
-def test_the_spoken_digits(spoken_digits, istmpi_command):
-    """From wavs to the exported network, whose outputs are those that the command prints."""
-    data, network = spoken_digits
-    x = raw(str(data))
-    assert x.shape == (20, 4096)
-    code, out, _ = istmpi_command("predict", network, data.parent / "wavs", "--outputs", "--format", "jsonl")
-    assert code == 0
-    lines = [json.loads(line) for line in out.splitlines()]
-    listed = (data.parent / "wavs" / "testing_list.txt").read_text().split()
-    printed = {line["example"]: [*line["outputs"].values()] for line in lines}
-    expected = np.array([printed[name] for name in sorted(listed) if name in printed])
-    assert len(lines) == 120 and expected.shape == (20, 10)
-    done = export(network, "npz")
-    assert done.path == network.with_suffix(".npz")
-    np.testing.assert_allclose(run_npz(done.path, x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_metadata_goes_along(exported):
