@@ -143,9 +143,12 @@ def test_a_program_ends_its_rounds_early(comm, shared_tmp):
     assert (job.summary.last.round, job.summary.ended) == (2, "ended by the program")
     more = distributed(comm, lr=0.1)
     assert loop(more, batches, 4, folder=shared_tmp / "run", resume="auto") == 3
+    assert [line["round"] for line in more.metrics()] == [1, 2, 3, 4]
     whole_run = distributed(comm, lr=0.1)
+    planned = whole_run.cost()["round_bytes"]
     loop(whole_run, batches, 4, folder=shared_tmp / "whole")
     assert_same_bits(whole(more.training), whole(whole_run.training))
+    assert planned == pytest.approx(whole_run.training.tally.counts.bytes / 4, rel=0.3)
 
 
 class Noted(Watch):
@@ -738,14 +741,6 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
         wrongly(body)(comm, shared_tmp / "run")
 
 
-def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
-    batches = Training(run_of({"method": "local-sgd"}), comm).batches
-    for rounds in (2, 3):
-        job = distributed(comm, lr=0.1)
-        loop(job, batches, rounds, folder=shared_tmp / "run", resume="auto")
-    assert [line["round"] for line in job.metrics()] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "score, what",
     [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
@@ -807,14 +802,6 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
 def test_arguments_that_cannot_be_are_refused(comm, settings, message):
     with pytest.raises(ConfigError, match=message):
         distributed(comm, **settings)
-
-
-def test_costs_are_known_before_the_first_round(comm, shared_tmp):
-    job = distributed(comm, lr=0.1)
-    planned = job.cost()["round_bytes"]
-    batches = Training(run_of({"method": "local-sgd"}), comm).batches
-    loop(job, batches, 4, folder=shared_tmp / "run")
-    assert planned == pytest.approx(job.training.tally.counts.bytes / 4, rel=0.3)
 
 
 def towers(comm, folder, around=lambda module: module, rounds=3, **settings):

@@ -13,32 +13,17 @@ from small import small_run
 pytestmark = pytest.mark.both
 
 
-def at(ranks):
-    """A mark: this number of ranks where they are simulated, and all that are recorded elsewhere."""
+def at(ranks, cases):
+    """Cases at a number of ranks where they are simulated, and at all that are recorded elsewhere."""
     everywhere = "ISTMPI_RECORD" in os.environ or "mpirun_ranks" in sys.modules
-    return pytest.mark.ranks(only=[1, 2, 3, 4] if everywhere else [ranks])
+    mark = pytest.mark.ranks(only=[1, 2, 3, 4] if everywhere else [ranks])
+    return [pytest.param(case, marks=mark) for case in cases]
 
 
-@at(1)
-@pytest.mark.parametrize("case", [*MLP][::2])
-def test_nothing_has_changed_on_one_rank(comm, shared_tmp, case):
-    as_recorded(comm, shared_tmp, case)
-
-
-@at(2)
-@pytest.mark.parametrize("case", [*MLP][1::2])
-def test_nothing_has_changed_on_two_ranks(comm, shared_tmp, case):
-    """All of these are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
-    as_recorded(comm, shared_tmp, case)
-
-
-@at(3)
-@pytest.mark.parametrize("case", OTHERS)
-def test_nothing_has_changed_on_three_ranks(comm, shared_tmp, case):
-    as_recorded(comm, shared_tmp, case)
-
-
-def as_recorded(comm, shared_tmp, case):
+@pytest.mark.ranks(only=[1, 2, 3, 4])
+@pytest.mark.parametrize("case", [*at(1, [*MLP][::2]), *at(2, [*MLP][1::2]), *at(3, OTHERS)])
+def test_nothing_has_changed(comm, shared_tmp, case):
+    """All of `MLP` are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
     run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
     outcome = replayed(comm, run)
