@@ -68,8 +68,9 @@ def benchmark() -> None:
 
     hop = f"a hop of {MEGABYTES} MB each way"
     works = {"a step, float32": lambda: step(False), "a step, autocast to bfloat16": lambda: step(True)}
-    works[f"{hop} through the host"] = through_host
-    if gpus and "--cuda-aware" in sys.argv:
+    if communicator.size > 1:
+        works[f"{hop} through the host"] = through_host
+    if communicator.size > 1 and gpus and "--cuda-aware" in sys.argv:
         works[f"{hop} from GPU memory"] = from_device
     rows = [{"what": what, "ms": milliseconds(work)} for what, work in works.items()]
     if communicator.rank == 0:

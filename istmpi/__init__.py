@@ -1,4 +1,9 @@
-"""Independent Subnet Training for MPI machines. The names to import from here are the interface (docs/library.md)."""
+"""Independent Subnet Training for MPI machines. The names to import from here are the interface (docs/library.md).
+
+A unit is a neuron, a channel, a head or a block of layers; the units of a layer form a group. A round's deal gives each
+rank units of every group, which it holds, i.e. trains as its subnet. Between rounds each weight is with its owner. A
+pull brings it to its holders, a push back, a hop to the next holders.
+"""
 
 from importlib import import_module
 

@@ -36,7 +36,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. Raises RuntimeError if the code leaves torch's gradients turned off, or on."""
+    """A context for foreign code. Raises RuntimeError if the code has switched torch's gradients off or on."""
     import torch
 
     before = torch.is_grad_enabled()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of every exit."""
     return tuple(returned) if isinstance(returned, list | tuple) else (returned,)
 
 

@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""The endings of files that a run reads in its folder. Other names may be folders: whoever writes there reports it."""
+"""The endings of files that a run reads in its folder. Other names may be folders; writing to these fails later."""
 
 
 def temporary(path: Path) -> Path:
@@ -82,7 +82,7 @@ def require_free(path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name only if the block ends without an exception. A pipe is written to.
+    """Open a file to write. It gets its name only if the block ends without an exception. A pipe is written directly.
 
     Raises OutputError if the file cannot be written. Then nothing is left behind, and an older file is unchanged.
     """

@@ -23,7 +23,7 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of a file of each kind: all of it is read into memory."""
+"""The most bytes of a metrics.jsonl. It is read into memory whole, like the files above."""
 MOST = 1e30
 """The largest figure of a run or of a cluster."""
 LINE = 1000
@@ -66,7 +66,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
+    """Read a number from a file's text, as `whole_number` does."""
     return float(_checked(text))
 
 

@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. Errors of h5py and others, and ConfigError, become a one-line DataError."""
+    """A context that reads a file. Errors become a one-line DataError, but not MemoryError and most of istmpi's."""
     try:
         yield
     except ConfigError as error:
@@ -115,7 +115,7 @@ def names_array(names: Sequence[str]) -> np.ndarray:
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Set an attribute. Texts get a fixed length, since HDF5's checksums do not guard variable lengths."""
+    """Set an attribute. Texts get a fixed length: HDF5's checksums do not guard others."""
     if isinstance(value, str):
         text = value.encode()
         place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))

@@ -1,8 +1,8 @@
 """Locks a folder for one run at a time: a file in it says whose it is.
 
 The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
-system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over, on
-the same host, once its process is gone, and on other hosts once nobody has touched the file for a while.
+system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over: on
+the same host once the process is gone, on other hosts once nobody has touched the file for a while.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
 cross-entropy of each label for itself, summed over all.
 
-Both are ``total(logits) - sum over its labels of weight * logit`` for an example. So a few numbers hold what a part of
-the labels contributes, and no logits need to travel (`parts_of`).
+For an example, both are ``total(logits) - sum over the example's labels of weight * logit``. So a few numbers hold what
+a part of the labels contributes, and no logits need to travel (`parts_of`).
 
 PSP@k is a precision at k in which a hit counts 1 / propensity of its label, divided by the best ranking's value
 (Jain, Prabhu and Varma, KDD 2016).
@@ -100,7 +100,7 @@ class Ranking:
     """Sums over examples, which give loss and `scores`. ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
-    """Loss; examples; for each k the hits, their inverse propensities, and those of the best ranking."""
+    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, those of the best one."""
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
         """``counts``: the number of training rows, out of ``rows``, with each label."""

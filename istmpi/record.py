@@ -22,7 +22,7 @@ COMPARISON = "comparison.json"
 """The file in a comparison's folder with what its runs have in common beside their settings."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
-"""The file in a run's folder in which the script that started it describes the machine. It may precede the run."""
+"""The file in a run's folder in which the job script describes the machine. It may exist before the run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -42,9 +42,8 @@ class RunFolder:
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
         """Return a run's folder, not created yet: ``wanted``, or the first free one of runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder with the
-        checkpoint ``resume``. Raises ConfigError if the folder holds anything else, so that no file of others is
-        overwritten.
+        With ``resume`` the folder may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder with the
+        checkpoint ``resume``. Raises ConfigError if the folder holds anything else: no foreign file is overwritten.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -95,7 +94,7 @@ class RunFolder:
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl, after earlier lines that could not be written."""
+        """Append a line to metrics.jsonl. Raises OutputError if that fails; the next call writes the line first."""
         self.pending.append(json.dumps(metrics) + "\n")
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
@@ -112,7 +111,7 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read the lines. Raises DataError if a line has no round."""
+        """Read the lines of a file. Raises DataError if a line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

@@ -38,7 +38,6 @@ def permutation(length: int, stream: int) -> np.ndarray:
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser, in place."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)

@@ -19,14 +19,13 @@ def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with a batch's inputs."""
     if inputs and isinstance(inputs[-1], Named):
         return network(*inputs[:-1], **inputs[-1])
     return network(*inputs)
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples with ``function`` applied to every tensor."""
+    """Return a tree with ``function`` applied to every tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -41,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree of dicts, lists and tuples."""
+    """Yield the tensors of a tree."""
     import torch
 
     if isinstance(tree, torch.Tensor):

@@ -67,7 +67,7 @@ class Header:
     loss: float
     data: DataSummary
     scale: Mapping[str, Positive] = field(default_factory=dict)
-    """The factors, by unit group, by which the full network multiplies products that sum over the group."""
+    """The factor of each unit group, by which the full network multiplies products that sum over the group's units."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
     """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
@@ -81,8 +81,8 @@ class Header:
     """The number that divides a classifier's logits before the softmax; 1 if it was not fitted."""
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
-    """Shares that change during the run, by the first round that has them: those of the last trained round and of the
-    next two."""
+    """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round and the next two;
+    empty unless shares change."""
 
     blocks: _Upto = 0
     """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""
@@ -91,7 +91,7 @@ class Header:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """``scale``, with fitted factors in place of its own."""
+        """The factors of ``scale``; factors in ``fitted`` replace them."""
         return {**self.scale, **self.fitted}
 
     @property

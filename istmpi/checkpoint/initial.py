@@ -1,7 +1,7 @@
 """Reads initial weights from a network of istmpi, a .safetensors file, or a state dict saved by torch.
 
-A tensor is used if its name and its shape fit a parameter. Its values are scaled so that the full network computes the
-same as the file's.
+A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network
+computes the same as the network in the file.
 """
 
 import pickle
@@ -194,7 +194,7 @@ def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in exported files: a stage's main product has the name of the stage."""
+    """Return a parameter's name in exported files, where ``stage.linear.weight`` is ``stage.weight``."""
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of one of these kinds; of a checkpoint, verify ``part`` of ``parts``. Raises DataError for others."""
+    """Open a file of initial weights. If it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -230,7 +230,7 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
     """Remove prefixes of wrappers (module., _orig_mod., model.) if no name in a file fits.
 
-    If still none fits, the network's class may itself be a wrapper: put its prefix before the names.
+    If still no name fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)

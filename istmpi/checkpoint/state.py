@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside the weights: moments (mean and variance), and `inputs_of`."""
+    """Yield the pieces that prediction needs beside weights: batch normalisations' moments, arrays of `inputs_of`."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -110,7 +110,7 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store; return the tensors that only this rank had.
 
-    These are empty if the number of ranks has changed, or the checkpoint was saved inside a round.
+    Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]

@@ -1,4 +1,4 @@
-"""The command line: a skin over the library; each command parses, calls the library and prints."""
+"""The command line: each command parses its options, calls the library and prints."""
 
 import os
 import sys

@@ -33,7 +33,7 @@ def _command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its help is the first line of that file."""
+    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Each help is the file's first line."""
 
     def __init__(self, *args, commands: Iterable[str], **settings):
         super().__init__(*args, **settings)
@@ -137,7 +137,7 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
 
 
 def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return an ``os._exit`` that never ends this process as a success when foreign code calls it."""
+    """Return a replacement of ``os._exit``. If foreign code calls it, this process never ends as a success."""
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
@@ -153,7 +153,7 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
 
 
 class _Output(io.FileIO):
-    """A standard stream that goes on when the reader of its pipe has left."""
+    """A standard stream that stays usable when the reader of its pipe has left."""
 
     def write(self, data: bytes) -> int:
         try:
@@ -166,7 +166,7 @@ class _Output(io.FileIO):
 def _open_streams() -> None:
     """Make standard output and error accept every character, and outlive a reader that leaves.
 
-    Standard streams that were closed lead to nowhere: otherwise a file of ours would get their numbers.
+    A closed standard stream is opened to nowhere: otherwise the next file would get its descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -193,7 +193,7 @@ def _show(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
-    """Run the program. Return its exit code, and True if all ranks end with it by themselves."""
+    """Run the program. Return its exit code, and True if every rank ends by itself, so that none must be aborted."""
     try:
         code = int(program() or 0)
         sys.stdout.flush()
@@ -259,7 +259,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """Return the message for a standard output that takes nothing more; None for any other error."""
+    """Return the error to report if standard output cannot be written; None for other errors."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
@@ -275,7 +275,7 @@ def _say(text: str) -> None:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error: one rank does if all ranks have it, otherwise each that failed. Return what `_outcome` does."""
+    """Print the error, on one rank if all have it, otherwise on each that failed. Return `_outcome`'s result."""
     alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,4 @@
-"""Finds the network of a run. It reads no data if the command line gives their shape."""
+"""Finds the network of a run. No data are read if the command line gives layers or the data's shape."""
 
 from __future__ import annotations
 

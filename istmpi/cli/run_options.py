@@ -99,7 +99,7 @@ def resolve(
 ) -> Run:
     """Return the run that a command line describes.
 
-    ``refused``: settings that --set must not change here, each with the option to use instead; ConfigError otherwise.
+    Raises ConfigError if --set changes a setting of ``refused``, which names the option to use instead.
     """
     run = run or DEFAULT
     loaded = Run.load(run)

@@ -2,8 +2,8 @@
 
 Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is summed in the order of ranks c+1, c+2, ..., c,
 whatever the timing: all ranks, and two runs, agree bit for bit. Encoded chunks go straight to rank c, which sums them
-in the order c, c-1, ..., c+1; its own copy passes through the codec, too. It encodes the mean once, and all ranks
-decode the same bytes.
+in the order c, c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and all
+ranks decode the same bytes.
 """
 
 import threading
@@ -114,7 +114,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place and encoded. It begins to move at once."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. The exchange begins at once."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)

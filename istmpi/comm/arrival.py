@@ -27,7 +27,7 @@ _watched = threading.Event()
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """End this process, and with it the job, if other ranks do not come during the block: one line, exit code 2.
+    """End this process, and with it the job, if other ranks do not come during the block. Exit code 2.
 
     Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job,
     too.

@@ -1,8 +1,8 @@
 """Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and positions.
 
-Both codecs here round at random, so that on average a value arrives unchanged. Rounding to nearest would lose what a
-few steps change of a weight: often less than half of the last bit. Decoded values are encoded exactly, unless their
-scale has grown.
+Both codecs here round at random, so that on average a value arrives unchanged. Rounding to nearest would lose small
+changes: in a few steps a weight often changes by less than half of the last bit. Encoding a decoded value again does
+not change it, unless its scale has grown.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import numpy as np
 
 EXACT, BFLOAT16, INT8 = "exact", "bfloat16", "int8"
 RUN = 256
-"""The number of flat values that share a scale."""
+"""The number of consecutive values that share a scale: a run."""
 
 _LARGEST = 127
 _BIAS = 127
@@ -28,7 +28,7 @@ Places = np.ndarray | range
 
 
 class Scales:
-    """The scales of flat values: run i has ``counts[i]`` values, whose scale has the exponent byte ``coded[i]``."""
+    """The scales of flat values. Run i has ``counts[i]`` values, and ``coded[i]`` is the exponent byte of its scale."""
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
         self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
@@ -172,7 +172,7 @@ def value_bytes(form: str, itemsize: int) -> int:
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
-    """Return the bytes of ``elements`` values encoded together. ``itemsize``: the bytes of an exact value."""
+    """Return the bytes of ``elements`` values that are encoded together, with their scales."""
     return elements * itemsize if form == EXACT else CODECS[form].nbytes(elements)
 
 
@@ -198,9 +198,10 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield slices of the places, each with 32 random bits per place. The next slice overwrites the bits.
+    """Yield pairs: a slice of ``places``, and 32 random bits for each place there. The next pair overwrites the bits.
 
-    A hash of two rounds, like the end of MurmurHash3: the draws of `istmpi.rng` would cost more than all the rest.
+    The bits are a hash of key and place in two rounds, like the end of MurmurHash3: `istmpi.rng` would take more time
+    than the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
     steps = np.arange(len(memory), dtype=np.uint32) * _ODD

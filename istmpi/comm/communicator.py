@@ -180,8 +180,8 @@ class Communicator:
     def agreed(self) -> Iterator[None]:
         """Run local work that every rank must complete. If ranks fail, all raise the error of the lowest failing rank.
 
-        The message names that rank if others succeeded. This holds for errors meant for the user, and for errors of too
-        large an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
+        The message names that rank if others succeeded. Ranks agree only on errors meant for the user, and on those of
+        too large an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
         """
         error: IstmpiError | None = None
         try:
@@ -229,7 +229,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order; None elsewhere. Its traffic counts here, too."""
+        """Open a communicator of these ranks alone, in this order; None on others. Its traffic counts here, too."""
         if self.rank not in ranks:
             yield None
             return

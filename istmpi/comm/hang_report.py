@@ -74,7 +74,7 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent``; or it answers: ``still`` (no progress), ``slow`` (progress) or ``waits`` (for other ranks)."""
+    """``silent`` (no answer); or, if the rank answers, ``still`` (no progress), ``slow`` or ``waits`` (for others)."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None
@@ -133,9 +133,9 @@ def missing(
 
 
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """Return the missing ranks for which the job ends: silent for one deadline (``limit``), or still for two.
+    """Return the missing ranks that end the job: those silent for one deadline (``limit``), or still for two.
 
-    After a request to stop (``hurry``): silent at all, or still for one deadline.
+    After a request to stop (``hurry``), a silent rank ends it at once, and a still one after one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]

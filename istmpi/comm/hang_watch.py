@@ -5,7 +5,7 @@ and checks whether this rank has waited for too long. If so, it calls the roll: 
 judges their answers by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll itself for
 a while, and low ranks call first.
 
-    beat    where I am                 to the rank half way round
+    beat    where I am                 to the rank P/2 after this one
     ask     where are you?             from a rank that has waited for too long
     here    where I am, and what I know of others, in answer to ask
     tell    a line for people, to the lowest rank that answers
@@ -48,7 +48,7 @@ _BY_FORCE = 10.0
 WHILE_LOADING = "Training had not begun: run the same command again."
 
 Seen = dict[int, tuple[Sighting, float]]
-"""Each rank's last sighting and its time; in messages its age in seconds in place of the time."""
+"""Each rank's last sighting and its time; in messages, the age in seconds instead of the time."""
 
 
 def _print(text: str) -> None:
@@ -67,7 +67,7 @@ class _Roll:
 class HangWatch:
     """Watches this rank's waits and its launcher, until it is closed. Creating it is collective.
 
-    ``patience``: the shortest deadline in seconds; with 0 no rank is missed. ``tell`` prints messages for people, on
+    ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints messages for people, on
     any rank. ``cure``: the advice after a stuck job. If threads may not call MPI, only the launcher is watched.
     """
 

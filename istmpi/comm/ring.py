@@ -71,7 +71,7 @@ def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int
 
 
 def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> int:
-    """Return the bytes of all chunks of these tensors. An all-reduce sends 2(P-1) times as many over all ranks."""
+    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks together send 2(P-1) times these."""
     return sum(
         once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)

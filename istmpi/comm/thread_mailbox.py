@@ -6,7 +6,7 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""Probes in vain until nothing has come. MPICH moves a message by one step at each, so it takes several."""
+"""A rank stops probing after this many probes without a message: MPICH moves a message by one step at each probe."""
 _BETWEEN_LOOKS = 1e-4
 
 

@@ -30,7 +30,7 @@ class Wait:
     trains: bool = True
     """True if the training thread waits for other ranks; False for a background thread and for ``for_itself``."""
     for_itself: bool = False
-    """True if the rank waits for its own work, such as a write, as all ranks do there."""
+    """True if each rank waits for its own work in this call, such as a write, and not for other ranks."""
 
 
 class Whereabouts:
@@ -94,7 +94,7 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
-        """Count much reading and writing as progress, if Linux counts the bytes."""
+        """Note progress if this process has read or written many bytes, as Linux counts them."""
         with suppress(OSError, ValueError, IndexError):
             now = bytes_of_others()
             if now - self._bytes > _MANY_BYTES:

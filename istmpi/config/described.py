@@ -1,4 +1,4 @@
-"""Every setting that a run may have, with its owner: read from the code, without building a network."""
+"""Every setting that a run may have, as the code declares it. No network is built."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Setting:
     hint: Any
     default: Any
     owner: str = ""
-    """The method or the network that alone has it; empty for all others."""
+    """The method or network that alone has this setting; empty for a setting of all runs."""
 
     @property
     def help(self) -> str:
@@ -38,7 +38,7 @@ class Setting:
 
 
 def every_setting() -> Iterator[Setting]:
-    """The settings of all sections in order, those of every method and of every network that ships among them."""
+    """Yield the settings of all sections in order, with those of every method and of every built-in network."""
     owners = {f"method.{setting}": spec.name for spec in METHODS.values() for setting, *_ in spec.settings}
     owners |= {f"model.{name}": "mlp" for name in types_of(Model) if name not in OWN_SETTINGS}
     for section, value in vars(Run()).items():

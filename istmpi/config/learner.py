@@ -21,8 +21,8 @@ DType = Annotated[Literal["float32", "float64"], "Type of weights and computatio
 
 Scale = Annotated[
     Literal["share", "fitted", "none"],
-    "Full network: factor of sums over dealt units that no batch normalisation follows: a subnet's share of these "
-    "units, fitted on training examples (results/decoder.md), or none.",
+    "Factor of the full network's sums over dealt units without a batch normalisation after them: a subnet's share "
+    "of these units, fitted on training examples (results/decoder.md), or none.",
 ]
 
 
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def batch_statistics(self) -> str:
-        """The setting by which the network normalises over the batch; empty where it does not."""
+        """The setting that makes the network normalise over the batch, as text; empty if it does not."""
         if self.norm == "batch":
             return "model.norm = 'batch'"
         return "model.output_norm = true" if self.output_norm else ""
@@ -69,7 +69,7 @@ class Model:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A plain module: all settings but these are arguments of its constructor, as they were given."""
+    """A plain torch.nn.Module. ``arguments`` are its constructor's arguments, as the run gives them."""
 
     name: Network
     dtype: DType = "float32"
@@ -81,11 +81,11 @@ class OwnModel:
         return self.arguments
 
     batch_statistics = ""
-    """Empty, for no setting tells whether it normalises over the batch: the network does, once it is made."""
+    """Always empty: only the network itself, once it is made, shows if it normalises over the batch."""
 
 
 OWN_SETTINGS = ("name", "dtype", "scale", "init")
-"""Settings of a plain module that are no arguments of its constructor."""
+"""The settings of a plain module that are not arguments of its constructor."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Optimizer:
         also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
         "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
     ] = None
-    eps: Annotated[Positive | None, "adam, adamw: added to the root of the latter mean; by default 1e-8."] = None
+    eps: Annotated[Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."] = None
     arguments: Annotated[
         dict | None, "package.module:Class: constructor arguments besides lr, momentum and weight_decay."
     ] = None

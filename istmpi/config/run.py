@@ -1,7 +1,7 @@
-"""A run: everything that decides what is computed, from defaults < run file (TOML) < command line.
+"""A run: all settings. The command line overrides the run file (TOML), and the run file overrides the defaults.
 
-Unknown keys are refused with the nearest known one; the resolved run is saved beside its results and reads back to
-the same run.
+Unknown keys are refused, with the most similar known key as a hint. The complete run is saved beside its results; if
+that file is loaded, it gives the same run.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).parents[1] / "runs"
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run: `Run.load`, then `Run.override`; both check."""
+    """The settings of a run. `Run.load` and `Run.override` make one and check it."""
 
     data: Data = field(default_factory=Data)
     model: Model | OwnModel = field(default_factory=Model)
@@ -52,9 +52,9 @@ class Run:
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
-        """The run of a TOML file, of a run's folder, or of a name that ships with the package.
+        """Return the run in a TOML file or a run's folder, or the run of this name that ships with the package.
 
-        That of a folder is to be carried out anew, elsewhere. ConfigError when it cannot be used.
+        A folder's run is returned without its folder, to be trained anew. Raises ConfigError if it cannot be used.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):
@@ -79,7 +79,7 @@ class Run:
         return _build(Run, current(tree, source, aloud=False), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """The run with some settings replaced: ``{"method.local_steps": 20}``."""
+        """Return the run with some settings replaced, such as ``{"method.local_steps": 20}``."""
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
@@ -100,7 +100,7 @@ class Run:
         return _build(Run, tree, "", source)
 
     def with_implied(self) -> "Run":
-        """The run with what some settings imply for others; ConfigError where they contradict each other."""
+        """Return the run with the settings that other settings imply. Raises ConfigError if settings contradict."""
         own_files, implied = "{rank}" in self.data.source, {}
         if is_function(self.data.source):
             own_files = takes_rank(self.data.source)
@@ -134,9 +134,9 @@ class Run:
         return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
-        """The sides of images to train on one after the other, each with the round in which it ends.
+        """Return pairs in the order of training: the round at which an image size ends, and the side of the images.
 
-        0 stands for images as they are. ConfigError for a bad `train.resolution`.
+        The side is 0 for images that are not downscaled. Raises ConfigError if `train.resolution` is unusable.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:
@@ -156,9 +156,10 @@ class Run:
         return list(zip(ends, sides))
 
     def phases(self) -> list[tuple[str, int]]:
-        """The methods to use one after the other, each with its number of rounds; ConfigError for a bad finish.
+        """Return the methods to use one after the other, each with its number of rounds.
 
-        A finish is there even where it gets no round, for its name to be looked up.
+        The method of `method.finish` is there even without a round, so that its name is checked. ConfigError if
+        `method.finish` is unusable.
         """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
         if not finish:
@@ -182,7 +183,7 @@ class Run:
         return [(first, rounds - last), (name, last)]
 
     def stretches(self) -> list[tuple[str, int, int]]:
-        """Method, side of images and number of rounds, where either changes; those without a round are left out."""
+        """Return (method, side of the images, number of rounds) for each part of the run in which both are constant."""
         (first, rounds), *finish = self.phases()
         stretches, begin = [], 0
         for end in sorted({rounds, *(end for end, _ in self.sides())} - {0}):
@@ -192,7 +193,7 @@ class Run:
         return stretches
 
     def last_rounds(self) -> set[int]:
-        """The numbers of rounds after which another method begins, or another size of images, or the run is over."""
+        """Return the numbers of rounds after which the method or the image size changes, or the run ends."""
         return {end for end, _ in self.sides()} | {self.phases()[0][1]}
 
     @property
@@ -203,14 +204,14 @@ class Run:
         return _plain(self)
 
     def flat(self) -> dict[str, Any]:
-        """The settings by their dotted names; those that are None are left out."""
+        """Return the settings by their dotted names, without those that are None."""
         return dict(_flat(self.tree()))
 
     def toml(self) -> str:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """The settings in which two runs differ, by their dotted names, with both values; None where one is not set."""
+        """Return both values of each setting in which two runs differ, by dotted name; None if it is not set."""
         first, second = self.flat(), other.flat()
         pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -221,7 +222,7 @@ def shipped() -> list[str]:
 
 
 def type_of(setting: str, model: str = "mlp") -> Any:
-    """The type of a setting by its dotted name, in a run of that network; None where there is none."""
+    """Return the type of a setting, given by its dotted name, for the network ``model``; None if it is unknown."""
     section, _, key = setting.rpartition(".")
     kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None

@@ -1,4 +1,4 @@
-"""Counts the cost of a run from the named axes alone: no MPI, no torch, no training."""
+"""Counts the cost of a run from the named axes of its parameters (`istmpi.engine.axes`), without MPI and torch."""
 
 from istmpi.cost.counts import Cost, cost, phase_costs
 from istmpi.cost.one_round import round_bytes, run_bytes

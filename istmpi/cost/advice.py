@@ -64,7 +64,7 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """The run to take on a cluster, with the other methods for comparison."""
+    """Return the run to use on a cluster, and the other methods for comparison."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]
@@ -99,7 +99,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    """The choice with the fewest local steps with which transfers are a small part of the time."""
+    """Return the choice with the fewest local steps for which transfers take a small part of the time."""
     every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
@@ -122,7 +122,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]) -> list[tuple[str, ...]]:
-    """A row for each method: its best choice, or one with these ranks and local steps if it has none."""
+    """Return a row for each method: its best choice or, without one, a choice with these ranks and local steps."""
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()

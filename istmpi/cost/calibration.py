@@ -42,7 +42,7 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """The number of examples to calibrate on: the run's setting, or `SAMPLED` at most, as FLOPs allow."""
+    """Return the number of examples to calibrate on: the run's setting or, as FLOPs allow, at most `SAMPLED`."""
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:

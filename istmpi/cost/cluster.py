@@ -34,12 +34,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A rank's share of a cluster; all times in seconds."""
+    """The measured speeds of a cluster's ranks; all times are in seconds."""
 
     name: str
     source: str
     links: Mapping[str, Link]
-    """The link ``alltoallv`` gives the time of transfers, ``allreduce`` that of all-reduces."""
+    """The link ``alltoallv`` gives the time of transfers, the link ``allreduce`` the time of all-reduces."""
     flops: tuple[float, ...]
     """FLOP/s in matrix products: one number for all ranks, or one for each."""
     product_seconds: float = 0.0
@@ -55,7 +55,7 @@ class Cluster:
     transfer_seconds: float = 0.0
     """The time of every transfer in addition to its messages."""
     deal_seconds: float = 0.0
-    """The time of a round to deal, plan and agree."""
+    """The time that a round takes to deal, plan and agree."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, whose cores copy what is sent."""
     memory: float | None = None

@@ -1,7 +1,7 @@
 """The ways in which ranks send each other parameters, and the load of each on network and memory.
 
-Sizes are in bytes, for one tensor for every parameter. Latencies and bytes are those of the busiest rank, if every rank
-sends and receives at full rate.
+A pull goes from owners to holders (the ranks that train), a push back, a hop to the next holders. Sizes are bytes, with
+one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks send at full rate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""The times of two operations, in copies of a network: to bring it to 4 bits and back, and to pick and pack its largest
-values."""
+"""The times to convert a network to 4 bits and back, and to pick and pack its largest values. Their unit is the time of
+copying the network."""
 
 
 @dataclass(frozen=True)
 class Load:
     link: str
-    """The measured link of a cluster that gives its time: alltoallv | allreduce."""
+    """The link of a cluster (alltoallv or allreduce) whose measured speed gives the time."""
     sent: Number
     """Bytes that all ranks hand to the network: the expectation over deals."""
     messages: int
@@ -52,12 +52,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Collective:
-    """A way of sending: its expected load and, if istmpi runs it, exact bytes."""
+    """A way of sending parameters: its expected load and, for some ways, the exact bytes."""
 
     load: Callable[[Holdings], Load | None]
-    """The load of one use, as a function; None if it is not used."""
+    """A function that returns the load of one use, or None if the run does not use this way."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """The bytes that each rank hands to MPI to send the whole network, as a function: ``[rank]`` int64."""
+    """A function that returns the bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
@@ -79,7 +79,7 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """The load of the way from holders to the next holders. Values that stay are copied."""
+    """Return the load of sending values from holders to the next holders; None if all values return to owners."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -94,7 +94,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads if trained units leave ``early`` steps before a round's end, and others are pulled before."""
+    """Return IST's loads with method.delay: holders send during the last ``early`` local steps, owners before them."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -128,7 +128,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(run: Run, held: Holdings) -> Load | None:
-    """A round's part of the mean of undealt parameters, by a ring or their largest changes, or None."""
+    """Return a round's part of the load of the mean of undealt parameters; None if ranks take no such mean."""
     if not held.shared_every:
         return None
     every, spec = held.shared_every, spec_of(run.method.name)
@@ -151,7 +151,7 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarray]:
-    """A function that counts each rank's bytes in a pull or push between owners and full copies, or a mean."""
+    """Return a function that counts each rank's bytes: in a pull or push of whole copies, or in a mean."""
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         everyone = Replicated(owners.lengths, owners.ranks)

@@ -31,20 +31,20 @@ class Flops:
     products: Number
     """Matrix products, forward and for the needed gradients, as PyTorch counts them."""
     first_input_gradient: Number
-    """The gradient of the network's input, which the paper counts."""
+    """The gradient of the network's input, which only the paper counts."""
     normalisation: Number
     optimizer: Number
     product_count: int
     lookups: Number = 0
-    """Sums of bags of rows of a table, and their gradients; PyTorch counts none."""
+    """Additions of table rows in bags, and of their gradients. PyTorch does not count them."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank, without its examples."""
+    """Bytes in one rank's memory, without the examples."""
 
     owned: Number
-    """Owned rows with their optimizer state, on the rank with the most."""
+    """Rows that the rank owns, with their optimizer state; those of the rank that owns most."""
     network: Number
     gradients: Number
     optimizer: Number
@@ -52,14 +52,14 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Networks in addition to the one that it trains."""
+    """Copies of parameters beside the network that is trained."""
     evaluation: Number = 0
-    """Bytes of the values in the evaluation of a whole graph, when gradients and activations are not in memory."""
+    """Values in the evaluation of a whole graph. Gradients and activations are not in memory then."""
     process: Number = PROCESS
 
     @property
     def total(self) -> Number:
-        """Bytes at the peak: of training, an evaluation and a transfer's buffers only the largest is in memory."""
+        """Bytes at the peak. Training, an evaluation and a transfer's buffers take turns: only the largest counts."""
         at_a_time = max(self.gradients + self.activations, self.evaluation, self.buffers)
         return self.process + self.owned + self.network + self.optimizer + at_a_time + self.copies
 
@@ -71,7 +71,7 @@ class PartCost:
     flops: Flops
     memory: Memory
     touched: Number
-    """Bytes that pass through memory in a step outside the matrix products."""
+    """Bytes that a step reads from memory or writes to it outside the matrix products."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Cost:
     sent_part: Number
     """The fraction of ``spec.received`` that is sent."""
     tensors: int
-    """The number of tensors that travel for each parameter: 1, and states of the optimizer."""
+    """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
     start_bytes: Number
     """Bytes that the first round sends in addition to those of a later one; negative if it sends fewer."""
     since: int
@@ -110,7 +110,7 @@ class Cost:
 
     @property
     def received_elements(self) -> Number:
-        """The elements that ranks receive in a round, with their own, as the paper counts."""
+        """The elements that all ranks receive in a round. As in the paper, a rank's own elements count, too."""
         return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
@@ -145,8 +145,8 @@ def cost(
 ) -> Cost:
     """The cost of a run on ``ranks`` ranks. ``method``: another method or a rival, in place of the run's.
 
-    ``shared_batch``: methods that send in each step divide train.batch, as in the paper. ``examples``: the number of
-    training examples, for methods whose rounds are passes over them.
+    ``shared_batch``: True if ranks divide train.batch, as in the paper, when the method sends in each step.
+    ``examples``: the number of training examples, for methods whose rounds are passes over the data.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -222,7 +222,10 @@ def phase_costs(
     examples: int | None = None,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> list[tuple[Cost, int]]:
-    """The cost of each of a run's methods, with its rounds. ``smaller``: the networks for images of other sides."""
+    """Return (cost, number of rounds) for each part of a run with one method and image size.
+
+    ``smaller``: the networks for smaller images, by the images' side.
+    """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
         limits.require_wire(spec_of(name, where), run)
@@ -249,7 +252,11 @@ def _part_cost(
     others: int,
     sparse: bool,
 ) -> PartCost:
-    """``others``: the number of networks that only predict for a batch. ``sparse``: only rows that bags read change."""
+    """Return the cost of one rank of ``part``.
+
+    ``others``: the number of other networks through which a batch passes forward. ``sparse``: a step changes only the
+    table rows that it reads.
+    """
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     slots = len(made.slots)

@@ -1,10 +1,10 @@
 """Plans the evaluation of the full network without torch: which weights every rank has whole, and the traffic.
 
-Weights come to the examples (*gathered*), or examples to the weights (*sharded*: ranks compute with the rows of a leaf
-that they own, and its outputs are gathered). **Gathered weights take no more memory than the gradients and activations
-of training, which are free meanwhile.** Within this limit each leaf sends as few bytes as it can. All are gathered if
-it takes longer that all ranks pass the same examples (`FLOPS_A_BYTE`). With local examples, a sharded leaf's rows come
-to them, one owner's at a time.
+Every rank has *gathered* weights whole. *Sharded* weights stay with their owners: each rank computes with its rows of a
+leaf (a layer), and the outputs are gathered. **Gathered weights take no more memory than the gradients and activations
+of training, which are free meanwhile.** Within this limit each leaf sends as few bytes as it can. If any weight is
+sharded, all ranks pass the same examples; all weights are gathered if this takes longer (`FLOPS_A_BYTE`). If each rank
+has examples of its own, the rows of a sharded leaf come to the examples, from one owner after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ TOTALS = 24
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
 COUNT = 8
-"""Bytes of the number of values that a unit's moments are taken over."""
+"""Bytes of the number of values from which a normalisation's moments are computed."""
 RANKED = 8 * Ranking.size
 PART = 8 * (2 + 2 * TOP)
 """Bytes that a rank sends about its part of an example's labels."""
@@ -36,7 +36,7 @@ class Weights:
     names: tuple[str, ...]
     nbytes: int
     sharded: int
-    """Bytes that are sent if they are sharded; an upper bound for tables."""
+    """Bytes that are sent if these weights are sharded; an upper bound for tables."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EvaluationPlan:
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
     """The bytes that training takes on every rank and that are free during an evaluation.
 
-    For local graphs only gradients count, because activations depend on a rank's own graph.
+    If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
     memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
@@ -66,7 +66,7 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """The number of windows of text, or sparse rows, in a pass."""
+    """Return the number of windows of text, or of sparse rows, in one pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
@@ -187,7 +187,6 @@ def _together(architecture: Architecture) -> list[list[str]]:
 
 
 def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
-    """The bytes that all ranks send for a sharded leaf in a forward pass."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

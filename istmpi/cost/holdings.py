@@ -1,7 +1,7 @@
-"""Counts how much of every parameter ranks hold, in closed form, without a loop over ranks.
+"""Counts the elements of every parameter that ranks hold, in closed form, without a loop over ranks.
 
-A parameter with k dealt axes is held |W|·P^(1-k) times over all ranks (arXiv 1910.02120, section 3.3). If whole blocks
-are dealt out (``blocks[3]``), sizes are expected ones, as exact fractions.
+All P ranks together hold |W|·P^(1-k) elements of a parameter W with k dealt axes (arXiv 1910.02120, section 3.3). If
+whole blocks are dealt out (``blocks[3]``), sizes are expected values, as exact fractions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class Part:
-    """The network that each rank of a range trains in a round."""
+    """A range of ranks that train equally large networks in a round, and the axis lengths of these networks."""
 
     ranks: range
     lengths: Mapping[str, Number]
@@ -29,24 +29,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """The odds that no rank, or another rank, held an element in the round before; they also hold for the round after.
+    """The probabilities that no rank, or another rank, held an element in the round before.
 
-    Elements that no rank held come from owners.
+    An element that no rank held comes from its owner. The probabilities also apply to the round after.
     """
 
     nobody: Number
     others: Number
-    """The odds that another rank held it."""
 
 
 class Holdings:
-    """The amount of the parameters that each rank is dealt, and the part of it that it owns already.
+    """The amount of the parameters that each rank is dealt, and what it gets from owners and other holders.
 
-    ``parts``: the ranks, joined where neighbours are dealt equally many units. ``least``: the smallest number of units
+    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``least``: the smallest number of units
     of a group for each rank. ``members``: the number of ranks that take part in a round. ``redeal``: the fraction of
-    units that change places; None if all return to owners. ``shared_every``: rounds between means of undealt
-    parameters, or 0. ``wire``: the form of values that travel, with ``slots`` more tensors for each parameter. Raises
-    ConfigError for a deal that cannot be made.
+    units that change ranks in a round; None if all units return to owners. ``shared_every``: rounds from one mean of
+    undealt parameters to the next; 0 without means. ``wire``: the form in which values are sent; if not float32,
+    ``slots`` more tensors count for each parameter. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class Holdings:
         return bytes_of(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
-        """Return the expected bytes that each of these ranks gets from owners, and returns to them."""
+        """Return the expected bytes that each rank of this part gets from owners, and later returns."""
         return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
-        """The expected bytes that each of these ranks gets from former holders."""
+        """Return the expected bytes that each rank of this part gets from the former holders."""
         return self._arriving(part, "others", self.ranks - 1)
 
     def _arriving(self, part: Part, origin: str, messages: int) -> Number:
@@ -114,7 +113,7 @@ class Holdings:
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """The odds on the former holders of an element that these ranks hold."""
+        """Return the origin of a parameter's elements that a rank of this part holds."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -135,7 +134,7 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Every tensor that travels, with the bytes of a value, and of a message's scales."""
+        """Every tensor that is sent, with the bytes of a value and the bytes of the scales in a message."""
         tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
@@ -147,7 +146,7 @@ class Holdings:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """The bytes of these parameters for one way round a ring."""
+        """Return the bytes of these parameters when they go once round a ring."""
         if self._wire == "float32":
             return bytes_of(parameters, self.lengths)
         travelling = self.with_slots(parameters)
@@ -184,7 +183,7 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """The expected bytes that all ranks get from other owners."""
+        """The expected bytes that all ranks get from owners, other than themselves."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
@@ -201,7 +200,7 @@ class Holdings:
 
     @cached_property
     def served_bytes(self) -> Fraction:
-        """The expected bytes that all ranks get from the owner with the most rows."""
+        """The expected bytes that the owner with the most rows sends to all ranks."""
         served = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)
@@ -226,7 +225,7 @@ class Holdings:
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Bytes of copies of undealt parameters that the owner with the most rows receives."""
+        """Bytes of parameters with several holders that the owner with the most rows receives and averages."""
         if self.members == 1:
             return 0
         apart, total = {*self.groups} - self.overlapping.keys(), 0
@@ -244,7 +243,7 @@ class Holdings:
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that an example trains: the mean over ranks."""
+        """The fraction of the network that a rank trains with an example: the mean over ranks."""
         return Fraction(self.held_elements) / self.members / self.network_elements
 
 

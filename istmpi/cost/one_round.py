@@ -1,4 +1,4 @@
-"""The bytes of one round, exactly: the sum over the legs of its route, for the deal that is drawn for it."""
+"""Counts the bytes of one round exactly: draws the round's deal, and adds up all transfers (legs) of its route."""
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The exact bytes between every two ranks, for two layouts: a naive sum that plans and counters must equal."""
+"""Counts the bytes between every two ranks from one layout to another, exactly: plans and counters must agree."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def pair_bytes(
 ) -> np.ndarray:
     """The bytes from every rank to every other if all parameters move: ``[from, to]`` int64, exact.
 
-    ``exclude``: a deal. Elements that any rank has in it do not move; parameters that it does not deal out move whole.
+    ``exclude``: a deal. Elements of its dealt parameters that any rank has in this deal do not move.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

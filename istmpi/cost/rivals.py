@@ -1,4 +1,4 @@
-"""Rivals that others run, or could run: counted beside istmpi's own methods, and only for comparison."""
+"""Rivals: methods that istmpi does not run. Their costs are counted for comparison only."""
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods import METHODS, MethodSpec

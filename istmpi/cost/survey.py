@@ -40,7 +40,7 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Return True if a method does not deal, or has something to deal out."""
+        """Return True unless a method deals out units and the network has no such units."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
@@ -49,7 +49,7 @@ class Scenario:
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def allows(self, method: str, ranks: int) -> bool:
-        """Return True if a method has a unit for each rank."""
+        """Return True if a method's groups have a unit for each rank."""
         return ranks <= (self.most_ranks(method) or ranks)
 
     def narrowest(self, method: str) -> str:

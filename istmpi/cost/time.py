@@ -40,7 +40,7 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A transfer: its seconds at any rate, the bytes of the busiest rank, and the seconds that local steps hide."""
+    """A transfer: seconds that no rate changes, bytes of the busiest rank, and seconds that local steps hide."""
 
     fixed: float
     nbytes: float

@@ -10,14 +10,14 @@ GATHERED = 2**24
 
 
 def unitwise(architecture: Architecture) -> bool:
-    """Return True for a network for a graph that `istmpi.evaluation.spread_units` can spread."""
+    """Return True if `istmpi.evaluation.spread_units` can spread a graph network's units over the ranks."""
     return any(operator.kind == AGGREGATION for operator in architecture.operators)
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
     """The bytes of a forward pass over a whole graph: the input and all products of the widest layer.
 
-    Units are spread over the ranks if they can be. It is 0 for other networks.
+    Units are spread over the ranks if possible. Returns 0 for networks that take no graph.
     """
     nodes = architecture.nodes[1]
     if not nodes:

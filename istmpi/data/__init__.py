@@ -1,4 +1,5 @@
 """Data sets, and for each rank a deterministic stream of batches from them.
 
-A *stream* is a number; no module here uses MPI. This file imports nothing: each module loads its own libraries.
+A stream has a number, usually the rank; no module here uses MPI. This file imports nothing: each module loads its own
+libraries.
 """

@@ -36,7 +36,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return the batch of a step; a thread reads ``split.ahead`` more, whose errors wait for their step."""
+        """Return the batch of a step. A thread reads ``split.ahead`` more; an error is raised at its batch's step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -125,10 +125,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 
 
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
-    """Return shares that sum to one.
-
-    RandomState draws the same numbers in all versions of NumPy; newer generators may change.
-    """
+    """Draw shares with RandomState, which gives the same numbers in all versions of NumPy; newer generators may not."""
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = state.dirichlet(np.full(streams, alpha))

@@ -28,7 +28,7 @@ WORDS = {
     "test": ("test", "testing", "tst"),
     "validation": ("validation", "valid", "val", "dev"),
 }
-"""Names of each split: as a folder's or file's name, as a word in it, and as part of an array's name."""
+"""Names of each split: as a folder's or file's name, as a word in such a name, and as part of an array's name."""
 _CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
@@ -97,13 +97,13 @@ def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether two shapes are equal without axes of length 1, or one is flat with as many features."""
+    """Return True if two shapes, without axes of length 1, are equal, or if one is flat and both have equal sizes."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first difference between two ``reading``s in the conventions that both have; empty if none."""
+    """Describe the first difference in conventions that two ``reading``s both have; empty if there is none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -147,7 +147,7 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None: they do not."""
+    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None if they do not."""
     bytes_per_token: float | None = None
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
@@ -155,7 +155,7 @@ class Dataset:
     """Assumptions about an .npz that is used without `istmpi prepare`, as texts."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     offset: np.ndarray | None = None
-    """Float64 ``[features]`` that was subtracted from examples; ``target_offset`` [outputs], from targets."""
+    """Float64 ``[features]`` that was subtracted from examples; ``target_offset`` is the same for targets."""
     target_offset: np.ndarray | None = None
     own_task: type[Task] | None = None
     network: type | None = None

@@ -32,7 +32,7 @@ class Note:
 
 @dataclass
 class Notes:
-    """Decisions that a reader assumed, and parts of the source that it left out."""
+    """Decisions that a reader made by itself, and parts of the source that it left out."""
 
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
@@ -136,7 +136,7 @@ def split_of(name: str) -> str:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder of all class folders, or with ``splits`` of train/ and such: "", or a path that ends in "/"."""
+    """Return the folder of all class folders or, with ``splits``, of all split folders: "" or a path ending in "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]

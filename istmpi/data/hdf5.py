@@ -172,7 +172,8 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``; for a map larger than KEPT, with the release of its pages, which count as process memory."""
+    """Return ``before``, a function to call before rows are read. For a map larger than `KEPT`, it first lets go of
+    the map's pages, which count as memory of the process."""
     if x.nbytes <= KEPT:
         return before
 

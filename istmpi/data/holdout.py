@@ -62,7 +62,7 @@ def with_test(
 def divided(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the remaining and the held-out examples: a ``fraction``, of each class with ``labels``."""
+    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out numbers."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -70,9 +70,9 @@ class Moments:
 NARROW = 2.0**-12
 """Values that float32 rounds are too close together if their range is below this share of the largest value."""
 NARROWEST = 2.0**-19
-"""This limit is for values that are exact in float32, because their mean is not exact."""
+"""A limit for values that are exact in float32: their mean is not exact."""
 NOISE = 4 * np.finfo(np.float64).eps
-"""Float64 values whose range is a smaller share of the largest value are equal but for rounding."""
+"""Float64 values whose range is below this share of the largest value differ only by rounding."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
 NAMED = 5
 

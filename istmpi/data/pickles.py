@@ -1,6 +1,6 @@
 """Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-A class or function that the pickle names is replaced with one of this file, or refused. Those of numpy are not safe:
+A class or function that the pickle names is replaced with one of this file, or refused. Numpy's own are not safe:
 ``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
@@ -36,7 +36,7 @@ def read_pickle(content: bytes, kind: type = object) -> object:
 
 
 class _Array:
-    """An array whose values follow later in the pickle, which may refer to it before."""
+    """An array. The pickle may refer to it first, and give its values later."""
 
     values: np.ndarray | dict[str, object] | None = None
 
@@ -64,7 +64,7 @@ class _Matrix(_Array):
 
 
 class _Unused:
-    """The replacement for classes that a pickle only passes to other functions, as numpy.ndarray to _reconstruct."""
+    """Replaces a class that a pickle only passes to a function, such as numpy.ndarray to _reconstruct."""
 
 
 _NAMES = {

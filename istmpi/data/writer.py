@@ -23,7 +23,7 @@ _ROOM = 2**20
 """Bytes reserved for the structure and for HDF5's bookkeeping."""
 
 Progress = Callable[[str, int, int], None]
-"""Called as ``progress(stage, done, total)``, often."""
+"""A function that is often called as ``progress(stage, done, total)``."""
 
 
 @dataclass(frozen=True)

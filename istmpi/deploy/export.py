@@ -42,7 +42,7 @@ class Content:
     state: State
 
     def metadata(self, of_state: bool = False) -> dict[str, str]:
-        """Texts that go along with a program or, with ``of_state``, with a state; all except "format" are JSON."""
+        """Return the texts to store with a program or, if ``of_state``, a state; all except "format" are JSON."""
         header = self.checkpoint.header
         values = {
             "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
@@ -130,7 +130,7 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError if float32 cannot tell a program's inputs or outputs apart."""
+    """Raise ConfigError if inputs or outputs are too close together for a program's float32."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]

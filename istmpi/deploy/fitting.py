@@ -25,10 +25,10 @@ from istmpi.tasks import OWN
 def runnable(
     checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
 ) -> Architecture:
-    """A checkpoint's network, ready to be built, with the class ``model`` if it is one of the user's own.
+    """Return a checkpoint's network with its code. ``model``: the class, if the network is one of the user's own.
 
-    It is tried on examples. If the data do not describe them, it is tried on ``example``, the inputs of a batch;
-    without one it is not tried, and refused if it ``runs``.
+    The network is tried on examples of the data's shape, or on ``example``, the inputs of a batch, if only the data's
+    code defines their form. Without such an ``example``, nothing is tried; then ConfigError if ``runs``.
 
     Raises DataError if the class is needed and not given. Raises ConfigError if the class makes another network.
     """
@@ -57,7 +57,7 @@ def runnable(
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:
-    """The deal of a checkpoint's last round. Its subnets side by side are the checkpoint's network."""
+    """Return the deal of a checkpoint's last round. The checkpoint's network is this deal's subnets side by side."""
     run, first, last = header.run, 0, max(header.round - 1, 0)
     for name, rounds in run.phases():
         if first <= last:
@@ -68,7 +68,7 @@ def deal_of(header: Header, architecture: Architecture) -> Partition:
 
 
 def changed_source(network: Architecture) -> str:
-    """A note if the class's source is not, to the last byte, the one that was trained; otherwise ""."""
+    """Return a note if the class's source has changed since training, even by a byte; otherwise ""."""
     source, code = network.table.source, network.code
     if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
         return ""
@@ -76,7 +76,7 @@ def changed_source(network: Architecture) -> str:
 
 
 def own_source(checkpoint: Checkpoint) -> str:
-    """The source of a run's data. Raises DataError if it is code."""
+    """Return the place of a run's data. Raises DataError if the data come from code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
         raise DataError(f"{checkpoint.path} was trained on data from code, which runs only with --data {source}.")
@@ -84,7 +84,7 @@ def own_source(checkpoint: Checkpoint) -> str:
 
 
 def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
-    """Data that fit a checkpoint's network, perhaps of the class ``model``: split and normalised as in training.
+    """Return the data in ``source``, split and normalised as a checkpoint's training data. ``model``: a user's class.
 
     Raises DataError if the data do not fit.
     """

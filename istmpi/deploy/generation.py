@@ -25,7 +25,7 @@ Following = Callable[[Sequence[int]], np.ndarray]
 
 
 def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a file, or of standard input for ``-``. Empty text gives the token that ends a document.
+    """Return the tokens of a file, or of standard input for ``-``; for an empty text, the token that ends a document.
 
     Raises DataError for text that cannot be read or encoded.
     """
@@ -40,8 +40,8 @@ def continuation(
 ) -> Iterator[int]:
     """Yield at most ``count`` tokens that follow a prompt, up to the ``end`` of its document.
 
-    Each is drawn by its logits over the temperature; 0 takes the likeliest. The draw depends only on the seed and the
-    token's number. If the text outgrows the window, its later half is kept, so that a cache serves for half a window.
+    Each token is drawn by logits / temperature; temperature 0 takes the likeliest token. The draw depends only on the
+    seed and the token's number. Text longer than the window is cut to its later half, so that a cache is of use.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -61,7 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """A function for the next token's logits. It uses a cache if ``forward`` takes one, otherwise a window."""
+    """Return a function for the next token's logits. It uses a cache if the network's ``forward`` takes one."""
     cache: list = []
     seen: list[int] = []
 

@@ -25,7 +25,7 @@ _CHUNK = 2**24
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor in the checkpoint, to be multiplied by a factor, or a small one in memory."""
+    """A tensor that is in the checkpoint, or in memory if it is small, and its factor."""
 
     source: Tensor | np.ndarray
     factor: float = 1.0
@@ -62,7 +62,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """``getattr(torch.nn, kind)(**settings)``, with the tensors of its state by their names in it."""
+    """``getattr(torch.nn, kind)(**settings)``, with the tensors of the module's state by their names there."""
 
     name: str
     kind: str
@@ -72,15 +72,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class State:
-    """The modules that have a state, with every tensor once."""
+    """The modules with a state; each tensor is in only one of them."""
 
     layers: list[Layer]
     ties: Mapping[str, str] = field(default_factory=dict)
-    """The other names of tensors that several modules share, each with the tensor's name in the layers."""
+    """Further names of tensors that several modules share, each with the tensor's name in ``layers``."""
     untied: tuple[str, ...] = ()
-    """The names in the layers of tensors that the class shares, but the full network does not."""
+    """The names in ``layers`` of tensors that the class shares, but that differ in the full network."""
     problem: str = ""
-    """The reason why the class cannot load this state; empty where it can."""
+    """The reason why the class cannot load this state; empty if it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
     """Factors of sums that go with the state (`istmpi.models.scaling.multiply_sums`)."""
     module: nn.Module | None = None
@@ -92,9 +92,9 @@ class State:
 
 
 def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
-    """The layers from the examples, as they are in the data, to the outputs. Dropout has no effect and is left out.
+    """Return the layers that compute outputs from examples as they are in the data, without dropout.
 
-    A stage's product has the stage's name. The names of the layers after it are the stage's and their own.
+    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME.
     """
     layers = []
     network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
@@ -145,10 +145,10 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
 
 
 def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
-    """The state of a plain class. Two layers that share a weight, but not its factor, no longer share it.
+    """Return the state of a plain class, with the full network's factors (``scale``) multiplied into ``values``.
 
-    A product's factor is folded into its weight, the factor of a block's end into all its parameters. ``values``: those
-    of every parameter. ``scale``: that of the full network.
+    A product's factor is in its weight; the factor of a block's end is in all parameters of that end. Layers that share
+    a weight, but have different factors, each get a weight of their own.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -71,10 +71,10 @@ class CalibratedNetwork:
         self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data; DataError for others.
+        """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
-        with several exits gives the outputs of the last one.
+        with several exits gives the outputs of the last one. Raises DataError for another form.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 

@@ -58,7 +58,7 @@ class Normalising(nn.Module):
 
 
 def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
-    """The whole network as a program, for examples as they are in the data. ConfigError if that is impossible."""
+    """Return the whole network as a program for examples as they are in the data. ConfigError if that fails."""
     tensors, code, name = whole_state(state), network.code, network.name
     if state.module or not network.stages:
         if code.sparse or code.graph:
@@ -106,7 +106,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """The program of a module for any number of examples like those of ``x``. ConfigError if it has none."""
+    """Return a module's program for any number of examples like those of ``x``. ConfigError if that fails."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():
@@ -131,7 +131,7 @@ def _agree(returned: Outputs, expected: Outputs) -> bool:
 
 
 def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], file: Any) -> None:
-    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``; the metadata as one JSON text."""
+    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``, its metadata as one JSON text."""
     with _quietly():
         torch.export.save(program, file, extra_files={"metadata": json.dumps(dict(metadata))})
 

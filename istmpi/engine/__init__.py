@@ -1,1 +1,2 @@
-"""The positions that each rank has of every parameter, and how they move from one layout to the next."""
+"""Layouts: the positions of every parameter that a rank has, as their owner between rounds, or as a holder that trains
+them in a round; and transfers from one layout to another."""

@@ -150,7 +150,7 @@ class Pattern:
         return tuple(axis.length(lengths) for axis in self.axes)
 
     def dealt(self, groups: Mapping[str, object]) -> int:
-        """Count the dealt axes. With k of them, P ranks with equal parts together hold |W|·P^(1-k) elements."""
+        """Count the axes that are dealt out."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
 

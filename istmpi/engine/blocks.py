@@ -29,13 +29,14 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The holders of the positions of each dealt axis in a third layout, else None; its elements are left out."""
+    """The holder of each position in a third layout, for each axis; None for an axis that is not dealt. Elements with a
+    holder there are not sent."""
     form: str = EXACT
-    """The form in which its values are sent (`istmpi.comm.codec`)."""
+    """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
-    """The number of scales that are sent with its values."""
+    """The number of scales that are sent with the values."""
     cut: tuple[int, int, int] | None = None
-    """The axis, the first position there and the whole block's length, if this is a slab; None for a whole block."""
+    """A slab's cut: the axis, its first position there, and the whole block's length; None for a whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -139,7 +140,7 @@ def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message by shapes alone, so that both ends cut alike."""
+    """Cut a message by shapes alone, so that sender and receiver cut it alike."""
     part: list[Block] = []
     room = capacity
     for block in message:

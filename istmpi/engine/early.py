@@ -41,7 +41,7 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal, from ``buffers``; those of other shapes are replaced there."""
+    """Return host tensors for a rank's part in a deal, from ``buffers``; a buffer of another shape is replaced."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -90,7 +90,7 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Tensors) -> HeldParts:
-        """Return this rank's part of the next deal: elements that arrived, and elements that stay, as ``trained``."""
+        """Return this rank's part of the next deal: elements that arrived, and ``trained`` elements that stay."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

@@ -107,7 +107,7 @@ class TopK:
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (places, values), both ``[chunk, value]``: of the whole chunks, then of the rest."""
+        """Return (places, values), both ``[chunk, value]``, of the full chunks, then of a shorter last chunk."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):

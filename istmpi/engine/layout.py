@@ -37,7 +37,7 @@ class Layout(Protocol):
         """Return the largest number of ranks that have the same element of a tensor with these axis names."""
 
     def alike(self, names: frozenset[str]) -> bool:
-        """Return True if any two ranks have either the same elements of such a tensor, or no common element."""
+        """Return True if any two ranks have the same elements of a tensor with these names, or none in common."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The deal of a round: the units of each unit group that every rank holds."""
+"""The deal of a round: the units (neurons, channels) of each group that every rank holds, that is, trains."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -202,4 +202,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last round and order of each partly redealt group; the next round goes on from there, not from round 0."""
+"""The last computed order of each partly redealt group, and its round. The next round starts from it."""

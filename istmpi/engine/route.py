@@ -40,7 +40,7 @@ class Route:
 
     owners: Owners
     deal: Callable[[int], Layout]
-    """Return the layout in which ranks train in a round."""
+    """A function that returns the layout in which ranks train in a round."""
     groups: Sequence[str] = ()
     stays: bool = False
     """True if dealt parameters stay with their holders until the next deal; otherwise owners get them each round."""
@@ -49,13 +49,13 @@ class Route:
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Weights leave this many local steps before a round's end; above 0 the next pull begins with the round."""
+    """Weights leave this many local steps before a round's end. If it is not 0, the next pull begins with the round."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"
     seed: int = 0
     largest: Largest | None = None
-    """The largest changes of common weights, if ranks send those alone. Each rank then has its own values of slots."""
+    """The form of the largest changes, if ranks send only these of common weights; each rank then has its own slots."""
 
     @property
     def keeps_all(self) -> bool:
@@ -86,7 +86,7 @@ class Route:
             yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield the legs at a round's end: the mean of common parameters, and the way of the others to their owners."""
+        """Yield the legs at a round's end: the mean of common parameters, and the push of others to their owners."""
         after = self.deal(round + 1) if self.stays else None
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}

@@ -108,7 +108,7 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Send the values trained in a round on: take the mean, push to owners, or end the early exchange."""
+        """Pass on the values trained in a round: take the mean, push to owners, or end the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory

@@ -12,7 +12,7 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Number of rounds with the same shares before they may change; each rank's median time of these counts."""
+"""Shares stay unchanged for at least this many rounds. Each rank's median time in these rounds counts."""
 CHANGE = 0.05
 """Shares change only if the relative change of one of them is above this."""
 LEAST = 0.1
@@ -40,9 +40,9 @@ def share_of(rank: int) -> str:
 
 
 class Shares:
-    """The shares of every round of a run: those of its settings, or those of a log.
+    """The shares of every round of a run: those of the run's settings, or those of a log.
 
-    ``log``: shares by the first round that has them. Rounds before have the ``given`` shares, by default equal ones.
+    ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by default equal ones.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Shares:
         return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
-        """Continue an earlier job's log, if that had as many ranks and shares follow measured times."""
+        """Continue an earlier job's log, if that job had as many ranks and shares follow measured times."""
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))
 

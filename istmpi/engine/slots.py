@@ -31,7 +31,7 @@ def named(text: str) -> str | Slot:
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter to which a name belongs: the name itself, or for a slot its parameter."""
+    """Return the parameter of a name: the name itself, or for a slot its parameter."""
     return name.parameter if isinstance(name, Slot) else name
 
 

@@ -1,4 +1,4 @@
-"""The rows of every parameter that this rank owns, where the weights are between rounds; copies to the device.
+"""The rows of every parameter that this rank owns: the weights are here between rounds. Also copies to a device.
 
 A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
 position, so the network is the same for any number of ranks.
@@ -27,7 +27,7 @@ class ParameterStore:
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
     ``scale`` has a factor for each unit group, by which the full network multiplies the group's contributions
-    (`istmpi.models.architecture.Architecture.factor`). ``fitted`` replaces some of them in the full network.
+    (`istmpi.models.architecture.Architecture.factor`). Factors in ``fitted`` replace those in ``scale``.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
@@ -63,7 +63,7 @@ class ParameterStore:
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
-        """Return a 64-bit digest of this rank's rows. Their sum modulo 2**64 is the same for any number of ranks."""
+        """Return a 64-bit digest of this rank's rows. All ranks' sum modulo 2**64 does not depend on their number."""
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)

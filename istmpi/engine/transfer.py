@@ -1,8 +1,8 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
-The elements that two ranks have in common are the outer product of per-axis intersections, so a message is
-``tensor[np.ix_(...)]`` for each parameter in turn. Sender and receiver both compute it from the layouts: no index ever
-crosses the wire. Building a Transfer is pure; tensors and the communicator are arguments of `Transfer.run`.
+A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
+compute it from the layouts: no index ever crosses the wire. Building a Transfer is pure; tensors and the communicator
+are arguments of `Transfer.run`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 class Transfer:
     """The plan that moves values from a source layout to a target layout, seen from one rank.
 
-    Every element that a rank has in the target becomes the mean over the ranks that have it in the source. If only one
-    rank has it there, it is copied; if no rank has it, the target keeps its value. The mean of equal values is exact.
+    Every element that a rank has in the target becomes the mean over the ranks that have it in the source. An element
+    that only one rank has there is copied; one that no rank has keeps its value. The mean of equal values is exact.
     If parts of ranks overlap only partly, because units have several holders, each element gets its own mean.
     """
 
@@ -47,8 +47,8 @@ class Transfer:
     ):
         """``weights``: the weight of each rank in a mean; by default all are equal.
 
-        ``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it. ``wire``: the form
-        of the values that are sent, and of a rank's own values in a mean; None for unchanged values.
+        ``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in this deal. ``wire``:
+        the form of values that are sent, and of a rank's own values in a mean; None for unchanged values.
         """
         self.rank = rank
         self.ranks = source.ranks
@@ -137,7 +137,7 @@ class Transfer:
         return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """Return each peer's blocks: parts of this rank's tensors that the peer has, too."""
+        """Return the blocks for each peer: the parts of this rank's tensors that the peer has, too."""
         places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
         axes = [*dict.fromkeys(chain(*places))]
         positions = [here.positions(*axis, self.rank) for axis in axes]
@@ -286,7 +286,7 @@ class _MeanByElement:
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the weighted mean: the first copy plus the mean difference from it, so equal copies give their value."""
+    """Return the weighted mean as the first copy plus the mean difference from it: exact if all copies are equal."""
     (first, _), *others = copies
     if not others:
         return first

@@ -46,7 +46,7 @@ def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
 
 
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """Return the number of scales that a tensor has in every message with a part of it; it is 0 without scales.
+    """Return the number of scales in every message with a part of this tensor; 0 for a form without scales.
 
     It is the same in all deals, so the bytes of scales are known without the deal. ``groups``: the dealt unit groups.
     """

@@ -1,1 +1,1 @@
-"""The full network, evaluated: sharded over the ranks or gathered on each."""
+"""Evaluates the full network: weights are gathered on each rank, or stay spread over the ranks."""

@@ -1,4 +1,4 @@
-"""The subnets of a deal side by side, with averaged outputs: the other form in which a network is scored.
+"""The subnets of a deal (each rank's part of the network) side by side: the other form in which a network is scored.
 
 If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
 network uses these weights as they were initialised. The subnets side by side leave them out.
@@ -33,7 +33,7 @@ STEP = 2**22
 
 
 class Blocks(nn.Module):
-    """Some subnets of a deal, without weights at first. It returns their outputs' sum over the number of subnets."""
+    """A module of some subnets of a deal. The subnets are built without weights."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
@@ -47,7 +47,7 @@ class Blocks(nn.Module):
 
     @property
     def layers(self) -> dict[str, Calibrated]:
-        """The batch normalisations by their names, each with the number of its subnet before it."""
+        """The batch normalisations by SUBNET/NAME: the number of the subnet, and the name there."""
         subnets = {number: self._architecture.batch_norm_layers(subnet) for number, subnet in self.subnets.items()}
         return {f"{number}/{name}": layer for number, layers in subnets.items() for name, layer in layers.items()}
 
@@ -59,7 +59,7 @@ class Blocks(nn.Module):
 
 
 class SharedBlocks:
-    """The subnets of a deal, spread over the ranks. It is used like a `FullNetwork`. Collective.
+    """The subnets of a deal, spread over the ranks; used like a `FullNetwork`. Collective.
 
     All ranks pass the same examples, each through its own subnets.
     """
@@ -77,7 +77,6 @@ class SharedBlocks:
         """Mean and variance of the units of all subnets' batch normalisations, from the last calibration."""
 
     def calibrate(self, *inputs: Any) -> None:
-        """Load the store's weights, and set the normalisations' moments to those of a batch of inputs."""
         self._take_weights()
         layers = self.module.layers
         for layer in layers.values():
@@ -87,7 +86,6 @@ class SharedBlocks:
             self.moments |= moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
-        """Load the store's weights, and set these moments in place of a calibration."""
         self._take_weights()
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
@@ -101,7 +99,6 @@ class SharedBlocks:
         """Do nothing: no rank needs anything from the others between two passes."""
 
     def release(self) -> None:
-        """Free the memory of the weights until the next calibration."""
         for weights in self.module.weights.values():
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)
@@ -128,7 +125,7 @@ class SharedBlocks:
 
 
 def with_values(architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]) -> Blocks:
-    """The subnets of a deal in one process, with weights from whole parameters."""
+    """Return all subnets of a deal in one process, with weights taken from whole parameters."""
     blocks = Blocks(architecture, deal, range(deal.ranks))
     for number, weights in blocks.weights.items():
         for name, parameter in weights.items():

@@ -43,9 +43,9 @@ class Score:
     """The full network's result on a split: mean loss, mean score (such as accuracy) and number of examples."""
 
     loss: float
-    """The loss as in training, so that of standardised targets if they are. NaN for a score of a user's program."""
+    """The loss as in training: for standardised targets, if the run has these. NaN for a score of a user's program."""
     score: float
-    """The score in the units of the data; the last exit's, if there are several."""
+    """The score in the units of the data; of several exits, the score of the last one."""
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit if there are several, otherwise None."""
@@ -56,7 +56,7 @@ class Score:
 
 
 class Evaluator:
-    """Scores a full network on splits, after calibration on a sample of the training data. Collective."""
+    """Scores a full network on splits. Collective."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Evaluator:
         return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in this form from now on; best is the form with the better score now. Collective."""
+        """Score the network in this form from now on; for best, in the form that now scores better. Collective."""
         self.network, self.form = self._merged, "merged"
         if not deal.units or form == "merged":
             return
@@ -232,9 +232,9 @@ class Evaluator:
         self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
 
     def temperature(self, split: str) -> float:
-        """The temperature of a classifier's logits, with the moments as they are. Collective.
+        """Fit the temperature of a classifier's logits on a split, with the present moments. Collective.
 
-        It is fitted on a split; for "train", on the examples that the network was calibrated on.
+        For "train", the examples are those on which the network was calibrated.
         """
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
@@ -250,7 +250,7 @@ class Evaluator:
         return self._communicator.broadcast_from_root(fitted)
 
     def fitted_scale(self) -> dict[str, float]:
-        """The factors of the store's scale that minimise the training loss at the store's weights."""
+        """Return the factors of sums over units that minimise the training loss at the store's weights."""
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
         count = min(len(rows), FITTED_ON)

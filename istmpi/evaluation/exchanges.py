@@ -17,9 +17,9 @@ from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
-    """The exchange for examples that all ranks share: each computes with its own rows, and the outputs are gathered.
+    """The exchange if all ranks have the same examples: each computes with the rows it owns; outputs are gathered.
 
-    All ranks call the same leaves in the same order. A network may branch on values, because they are the same.
+    All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same ones.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
@@ -27,7 +27,7 @@ class SameExamples:
         self._store, self._communicator, self._contiguous = store, communicator, contiguous
 
     def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """A forward function of a leaf whose outputs stay spread: each rank computes those of its rows."""
+        """Return a forward function of a leaf that computes only the outputs of this rank's rows."""
         rows = owned_rows(leaf, self._store)[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
         return lambda *inputs, **named: leaf.outputs(rows, values, *inputs, **named)
@@ -64,7 +64,7 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange for examples of each rank's own, which stay there: the rows come to them, one owner's at a time.
+    """The exchange if each rank has examples of its own: the rows of weights come to them, one owner's at a time.
 
     All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
     leaf that any rank waits for is served, until no rank waits. Moments of normalisations come after all leaves.

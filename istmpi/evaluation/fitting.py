@@ -39,7 +39,7 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """The factors that minimise the loss over all ranks' batches. The search starts at the store's. Collective.
+    """Return the factors that minimise the loss over all ranks' batches, starting at the store's. Collective.
 
     ``loss``: a function of the network's outputs that returns the sum over this rank's batch.
     """
@@ -80,7 +80,7 @@ def fitted_scale(
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The temperature for all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if not finite.
+    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 for logits not finite.
 
     ``summed``: a function that adds up an array over ranks.
     """

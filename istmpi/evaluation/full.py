@@ -1,4 +1,4 @@
-"""The full network, evaluated: one forward pass of the plain module, in which only its leaves differ.
+"""The full network, evaluated: a forward pass of the plain module, in which only leaves compute differently.
 
 A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners, and its outputs are
 gathered. `istmpi.cost.evaluation` decides which leaves are sharded.
@@ -33,7 +33,7 @@ class FullNetwork:
     """The full network of the ranks' stores, with the weights of its last calibration.
 
     ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
-    rank has other examples, which stay there. Otherwise, if anything is sharded, all ranks pass the same ones.
+    rank has other examples, which stay there. Otherwise all ranks pass the same examples if anything is sharded.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FullNetwork:
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run it together on the same examples. Otherwise each rank runs any number of its own."""
+        """True if all ranks run the network together on the same examples; otherwise each rank runs its own."""
         return bool(self._sharded) and not self._local_examples
 
     @property

@@ -30,6 +30,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Draw ``count`` of ``length`` rows; return their sorted numbers. Each of ``share`` ranks draws a part."""
+    """Draw ``count`` of ``length`` rows, or a part of ``count`` on each of ``share`` ranks; return sorted numbers."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

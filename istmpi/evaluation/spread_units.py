@@ -1,7 +1,7 @@
 """A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
 
-Between two products a unit needs no other. Only a normalisation over a node's units needs two sums, which are added up
-over the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
+Between two products a unit needs no other unit. Only a normalisation over a node's units needs two sums, added up over
+the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def spread_units(
     communicator: Communicator,
     sharded: Collection[str],
 ) -> None:
-    """Make each layer of a network compute this rank's units, by products whose rows are ``sharded``. Collective.
+    """Make each layer of a network compute only this rank's units, with this rank's rows of ``sharded`` weights.
 
-    The last product has its whole weight, and adds up the ranks' contributions. ``network`` has no scale.
+    The last product has its whole weight, and adds up the ranks' contributions. ``network`` has no
+    factors yet (scale). Collective.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
@@ -62,7 +63,7 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product that computes this rank's ``outputs`` of scaled inputs. ``widths``: the units of each rank."""
+    """Return a product of gathered, scaled inputs with this rank's rows. ``widths``: each rank's number of inputs."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)
@@ -81,7 +82,7 @@ def _of_gathered(
 def _contribution(
     leaf: Leaf, units: range, factor: float, communicator: Communicator
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A product with a whole weight. It adds up what all ranks' units contribute to all outputs, scaled."""
+    """Return a product with a whole weight that adds up the scaled contributions of all ranks' units."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         parameters = leaf.module._parameters

@@ -1,4 +1,4 @@
-"""``--log``: sends a run's records to other programs, by a `Watch` each; a new one is a file and a line in LOGGERS."""
+"""``--log``: a `Watch` for each program sends a run's records there. A new one needs a file and a line in LOGGERS."""
 
 from __future__ import annotations
 

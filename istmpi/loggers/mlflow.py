@@ -16,7 +16,7 @@ AT_ONCE = 1000
 
 
 class MLflow(Logger):
-    """Steps are rounds. A resumed run continues the same MLflow run; rounds that it has already are not sent again."""
+    """Steps are rounds. A resumed run continues the same MLflow run; rounds that are there are not sent again."""
 
     name = "mlflow"
 

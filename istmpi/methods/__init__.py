@@ -234,7 +234,7 @@ _ALL = (
                 "order",
                 Literal["together", "round-robin"],
                 "together",
-                "Ranks use the center from the start of the round, or each the center that the previous rank left.",
+                "Center for a rank: that of the round's start, or the one that the previous rank changed.",
             ),
         ),
         replicated=True,
@@ -258,7 +258,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """Return the method with this name. Raises ConfigError, with ``where`` the name is, if there is none."""
+    """Return the method with this name. Raises ConfigError if there is none; ``where`` begins the message."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

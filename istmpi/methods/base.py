@@ -1,8 +1,8 @@
 """A method of training, which runs a round step by step.
 
 `Method.round` is a generator: it fetches the values that this rank trains, yields each local step to the caller, who
-takes it, and sends the trained values on. A round commits or is dropped; then every rank has the values
-from before it.
+takes it, and sends the trained values on. A round is completed or dropped. After a dropped round, every rank has the
+values from before it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Method(ABC):
     def run(self, number: int) -> float | None:
         """Run a round; return its mean loss over all ranks and local steps, or None if it was dropped. Collective.
 
-        It is dropped if a rank is asked to stop before its last local step; ``job.stop`` then has the reason on all
+        A round is dropped if a rank is asked to stop before its last local step; ``job.stop`` has the reason on all
         ranks. Raises DivergedError on every rank if a loss or weight is not finite. In both cases all values are those
         from before the round.
         """
@@ -156,7 +156,7 @@ class Method(ABC):
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if this rank, asked to stop, drops a round of ``steps`` local steps before ``local_step``."""
+        """Return True if this rank was asked to stop and drops the round, of ``steps`` steps, before ``local_step``."""
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:

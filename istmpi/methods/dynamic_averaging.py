@@ -2,9 +2,8 @@
 
 After every round each rank measures the distance of its weights from the reference, which is the last mean of all
 ranks. If no squared distance is above ``threshold`` times the reference's squared norm, no weights are sent. Otherwise
-the ranks above it take their mean. While that mean is too far from the reference, their number doubles: other ranks,
-drawn at random, join.
-Once half of the ranks take part, all do; their mean is the next reference.
+the ranks above this limit take their mean. While that mean is too far from the reference, their number doubles: other
+ranks, drawn at random, join. Once half of the ranks take part, all do; their mean is the next reference.
 """
 
 from collections.abc import Sequence

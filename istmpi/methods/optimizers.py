@@ -121,7 +121,7 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
-    """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if it cannot take them.
+    """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if that fails.
 
     Its state can be kept from round to round if it has nothing but the number of steps and tensors of a parameter's
     shape, which start at zero and change in place.

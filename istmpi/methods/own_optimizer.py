@@ -45,7 +45,7 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Raise ConfigError for settings of named optimizers, which this one would ignore."""
+        """Raise ConfigError if the run has settings of named optimizers: this optimizer would ignore them."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):
@@ -95,7 +95,7 @@ class OwnOptimizer:
 
 
 class _Pilot:
-    """An optimizer without values; it has the options of its groups at any local step."""
+    """An optimizer that takes no steps: only its schedule runs, to give the groups' options at a local step."""
 
     def __init__(
         self,

@@ -61,7 +61,6 @@ def _step_in_words(settings: Any, steps: int) -> str:
 
 
 def _one_cycle(settings: Any, step: int, steps: int) -> float:
-    """Return the rate of PyTorch's OneCycleLR."""
     top, high = RISE * steps - 1, settings.lr
     low, part = high / BEGIN, 1 - step / top
     if step > top:

@@ -1,8 +1,8 @@
 """Plain SGD for tables of which a step reads few rows: only these rows have a gradient, and only these are updated.
 
-A row that no example reads still moves with momentum and shrinks with weight decay. These postponed updates are a
-linear map of its weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e. gets
-them, when it is next read, or at the end of the round. Except for rounding, this is SGD that updates every row.
+A row that no example reads still moves with momentum and shrinks with weight decay. These updates are postponed. They
+are a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e.
+gets them, when it is next read, or at the round's end. Except for rounding, this is SGD that updates every row.
 """
 
 from __future__ import annotations

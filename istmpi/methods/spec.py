@@ -43,27 +43,27 @@ def gathered(held: Holdings) -> int:
 
 
 def asked(run: Run, architecture: Architecture) -> tuple[str, ...]:
-    """The names that a run wants dealt out; the network may not have them."""
+    """Return the names of the groups that a run wants dealt out; the network may lack some."""
     return architecture.default_groups if run.method.partition is None else run.method.partition
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method: what it deals out, sends and keeps."""
+    """A method of training: what it deals out to ranks, sends and keeps."""
 
     name: str
     summary: str
     """A sentence for the help, without a full stop."""
     sends: tuple[str, ...]
-    """The collectives that it uses one after the other, as `istmpi.cost.collectives` names them."""
+    """The collectives that the method uses one after the other, as `istmpi.cost.collectives` names them."""
     rounds: str = ""
-    """The class that runs its rounds, in this package, such as ``ist.IST``; empty if only its costs are counted."""
+    """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are counted."""
     settings: tuple[Field, ...] = ()
     """The method's own settings in [method] (`istmpi.settings.own`)."""
     sends_every_step: bool = False
-    """True if it sends in every local step. Ranks take these steps together, so they may share a batch."""
+    """True if the method sends in every local step. Ranks take these steps together, so they may share a batch."""
     sends_since: Callable[[Run], int] = lambda run: 0
-    """The first round in which it sends."""
+    """The first round in which the method sends."""
     replicated: bool = False
     """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
     overlaps: bool = False
@@ -73,11 +73,11 @@ class MethodSpec:
     sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
-    """True if its rounds create further MPI communicators."""
+    """True if rounds create further MPI communicators."""
     deals: bool = False
-    """True if it deals out the unit groups of a network that has any."""
+    """True if the method deals out unit groups, if the network has any."""
     stays: bool = False
-    """True if dealt parameters stay with their holders between two rounds, unless an outer step follows."""
+    """True if dealt parameters stay with their holders between two rounds, if no outer step follows the round."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
@@ -93,7 +93,7 @@ class MethodSpec:
     delay_by_default: int = 0
     """The value of method.delay if the run gives none."""
     encodes: bool = False
-    """True if its rounds can send values in fewer bits (method.wire)."""
+    """True if rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
     """Number of whole networks kept besides the trained one, for a run, its ranks and the stored slots."""
 
@@ -231,7 +231,7 @@ class MethodSpec:
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return how many local steps before a round's end weights leave for their next holders or owners; or 0."""
+        """Return the number of local steps before a round's end at which weights leave; 0 if none leaves early."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:

@@ -1,8 +1,8 @@
 """Streaming DiLoCo (arXiv 2501.18512): DiLoCo that sends the network in fragments, one by one, while ranks train.
 
 A fragment leaves at its own step of every round (`istmpi.engine.fragments`). ``delay`` local steps later, whatever the
-timing, all ranks get the fragment's mean. An outer step from the last common values towards it gives new
-ones. The values of a rank become
+timing, all ranks get the fragment's mean. An outer step from the last common values towards this mean gives
+the new ones. The values of a rank become
 
     mix * own + (1 - mix) * common
 

@@ -80,7 +80,7 @@ class Subnet:
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
         """Begin a local step at learning rate ``rate``; delete all gradients.
 
-        ``number``: the step's number in the run. It keys the random numbers of a ``stochastic`` network (dropout).
+        ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic`` network (dropout).
         """
         job = self._job
         if stochastic:

@@ -1,4 +1,8 @@
-"""The networks that can be trained: described by tables, built from plain modules."""
+"""The networks that can be trained: described by tables, built from plain modules.
+
+A width is an integer of the constructor that sets a layer's number of units (neurons, heads). A leaf is a layer that
+can compute with some of its weight's rows.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +13,7 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """The network of a run's model section, which must have a written table. Building it imports torch."""
+    """Return a run's network, if its table is written by hand (`has_table`). Building the network imports torch."""
     require_known(settings.name)
     code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
     table = table_of(code.name, Facts(code.inputs, outputs), code.settings)

@@ -33,7 +33,7 @@ class Architecture:
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The number of nodes in a batch's example, and in the whole graph. Other figures count a node as an example."""
+    """The number of nodes in a batch's example, and in the whole graph. Other figures take each node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -98,15 +98,15 @@ class Architecture:
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         """The factor of a sum over units of these groups at the given lengths. It does not apply to a bias.
 
-        ``scale``: the factor of each group's contributions in the full network, 1 by default. It is the share of units
-        that a subnet trains, as with dropout. A narrower network gets a larger factor: sums are as large as in the full
-        network. Sums directly before a batch normalisation need no factor.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default; usually the share of the
+        units that a subnet trains, as with dropout. A narrower network gets a larger factor, so that its sums are as
+        large as in the full network. Sums directly before a batch normalisation need no factor.
         """
         each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
         return prod(each, start=1.0)
 
     def weight_factor(self, name: str, scale: Scale) -> float:
-        """The factor of a full parameter: that of its products and of the block that it ends."""
+        """Return the factor of a whole parameter: for its products, and for a block of which it is an end."""
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
@@ -114,7 +114,6 @@ class Architecture:
 
     @cached_property
     def _ends(self) -> dict[str, tuple[str, ...]]:
-        """The modules that are ends of residual blocks, each with the groups of these blocks."""
         ends: dict[str, tuple[str, ...]] = {}
         for group, blocks in self.blocks.items():
             for end in {end for block in blocks for end in block.ends}:
@@ -187,7 +186,7 @@ class Architecture:
     def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
         """Make a network multiply its sums over units by ``factor(groups)``.
 
-        A float stays the same in all passes, and 1.0 multiplies nothing. Tensors may change: each pass asks again.
+        A float is used in all passes, and 1.0 is left out. A tensor may change, so each pass calls ``factor`` again.
         """
         from istmpi.models.scaling import input_multiplied, multiply_sums
 
@@ -268,7 +267,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """The initial network's outputs, None if it is not tried. ConfigError if they are not finite."""
+        """Return the initial network's outputs; None if its table is written by hand. ConfigError if not finite."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded
@@ -283,7 +282,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """Build the full network with initial values. Leaves draw theirs in each call, some rows at a time."""
+        """Build the full network with initial values. Leaves draw their values in each call, some rows at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare

@@ -180,7 +180,6 @@ def require_known(name: str) -> None:
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
-    """The named arguments of a constructor, with their defaults."""
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:

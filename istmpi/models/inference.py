@@ -33,7 +33,7 @@ class Finding:
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """True if a narrow network differs from the full one whose other units are silent."""
+    """True if a narrower network gives other outputs than the full one with its other units silent."""
     problem: str = ""
     vague: bool = False
     """True if the trial proves nothing: the outputs do not show the units' order."""
@@ -69,7 +69,7 @@ class Inferred:
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters. ``full``, the network itself, has its values overwritten."""
+    """Infer and prove the axes of a network's parameters. ``full``: the network itself; its values are overwritten."""
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
@@ -150,8 +150,8 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
 def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
     """The readings that a class declares by ``AXES = {parameter: pattern}``, by width.
 
-    A declared reading replaces all others of an axis, and is proved like them. ConfigError if AXES does not fit the
-    network.
+    A declared reading of an axis replaces the inferred ones, and is proved like them. ConfigError if AXES does not fit
+    the network.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
@@ -234,7 +234,7 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
 
 
 def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Choose a finding for each width so that all widths of an axis nest. Widths that are not spanned choose first."""
+    """Choose a finding for each width so that the widths on every axis nest. Widths that are not spanned come first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
@@ -247,7 +247,6 @@ def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tupl
 
 
 def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The first parameter with an axis on which the widths do not nest; empty if there is none."""
     for name, shape in shapes.items():
         if None in (_axis(findings, (name, place), length) for place, length in enumerate(shape)):
             return name
@@ -255,7 +254,7 @@ def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
-    """An axis with its factors, the outermost first; None if its widths do not nest."""
+    """Return an axis as a product of the findings' widths, the outermost first; None if they do not nest."""
     widths = [(finding.axes[place][1], finding.width) for finding in findings if place in finding.axes]
     factors, left = [], length
     for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
@@ -281,7 +280,7 @@ def _readings(
     """Yield readings of the axes: axes of one kind are read alike, and ``fixed`` axes as they are declared.
 
     ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used before the last
-    reading failed. A reading that differs from it only in other parameters would fail too, and is skipped.
+    reading failed. A reading that differs from that one only in other parameters would fail too, and is skipped.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

@@ -189,7 +189,7 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """The blocks without those ends that attention reads but never calls; ``folded`` with these ends' parameters."""
+    """Return the blocks without ends that attention only reads, never calls, and ``folded`` with their parameters."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -235,7 +235,7 @@ def _initial(
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """The layers that compute the same wherever their rows lie, each with the names of its parameters.
+    """Return the layers that compute the same wherever their weights' rows are, with the names of their parameters.
 
     They are tried on a small network, or on the full one if that fails. Each layer has its weight only during its own
     call. The outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is
@@ -272,7 +272,7 @@ def _with_leaves(
     leaves: Leaves,
     x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
-    """The outputs, or None if the pass fails, and the parameters that were read outside their layers."""
+    """Return the outputs (None if the pass fails), and the parameters that were read outside their layers."""
     outputs = None
     try:
         with without_values():

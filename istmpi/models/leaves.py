@@ -31,7 +31,7 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer of a network, with the names that its ``weight`` and, if it has one, ``bias`` have there."""
+    """A layer of a network. ``names`` has the network's names of the layer's ``weight`` and, if any, ``bias``."""
 
     module: nn.Module
     names: Mapping[str, str]
@@ -65,7 +65,7 @@ class Leaf:
             parameters.update(kept)
 
     def block_by_block(self, make: Callable[[str, tuple[int, ...]], torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A forward function that gets its values from ``make(name, shape)``, some rows at a time."""
+        """Return a forward function that gets parameters from ``make(name, shape)``, some rows at a time."""
         shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
         length = shapes["weight"][0]
         step = max(BLOCK // prod(shapes["weight"][1:]), 1)
@@ -220,7 +220,7 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _Unfilled(Watching):
-    """Skips operations in place on the meta device: PyTorch would import its decompositions for them, for seconds."""
+    """Skips in-place operations on the meta device: for these PyTorch would import its decompositions, in seconds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:

@@ -57,7 +57,7 @@ class MoE(Transformer):
 
 
 class Experts(nn.Module):
-    """A mean over each token's best ``top`` experts of those held, weighted by a softmax of their scores."""
+    """A mean over each token's best ``top`` experts on this rank, weighted by a softmax of their scores."""
 
     def __init__(self, embed: int, experts: int, hidden: int, top: int, balance: float, z: float):
         super().__init__()

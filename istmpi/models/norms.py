@@ -44,7 +44,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """A normalisation of another class, which reads running statistics. They hold the moments."""
+    """A batch normalisation of another class. Its running statistics hold the moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -66,7 +66,7 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations into `Calibrated` ones, in place; also instance ones with running statistics."""
+    """Turn batch normalisations, and instance ones with running statistics, into `Calibrated` ones, in place."""
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
@@ -95,7 +95,7 @@ def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tupl
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Set each layer's moments to those of its inputs in a forward pass in this context; of several calls, the mean."""
+    """Set each layer's moments to those of its inputs in a forward pass in this context (the mean over calls)."""
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Tests readings of a width's axes on a small network with random weights.
+"""Tests readings of a width's axes, i.e. orders of its units there, on a small network with random weights.
 
 If a reading is right, permuting the width's units in all parameters at once does not change the outputs. A narrower
-network then also computes the same as the full one whose other units are silent. The exception is a network in which
+network then also computes the same as the full one whose other units are zero. The exception is a network in which
 something spans the units: a normalisation, or a scale by their number.
 """
 
@@ -37,7 +37,7 @@ Place = tuple[str, int]
 Reading = Mapping[Place, tuple[int, int]]
 """The order of a width's units on each axis: ``(a, b)`` if the axis is ``a * units * b``."""
 Moving = Mapping[str, Mapping[Place, int]]
-"""The axes that double with each width, with the axis's length divided by the width."""
+"""The axes that double with each width, with their lengths divided by the width."""
 
 
 class Trial:
@@ -124,7 +124,7 @@ class Trial:
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """A parameter whose permutation alone does not change the outputs, so it proves nothing; "" if none.
+        """Return a parameter whose permutation alone does not change the outputs, so it proves nothing; or "".
 
         ``sure``: no other random weights will be tried. A parameter that has no effect at all then does not count.
         """

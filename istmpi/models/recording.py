@@ -56,11 +56,11 @@ class Sum:
     call: Call | None
     """The call in the network's code, if the sum's factor can be applied there; otherwise None."""
     turn: int = field(compare=False)
-    """The number of that call."""
+    """The number of ``call`` among all calls."""
     inner: int = field(compare=False)
     """The number of values that each result adds up."""
     fan: int = field(compare=False)
-    """The number of inputs of an output, if it is another than ``inner``; otherwise 0."""
+    """The number of inputs of each output, if it differs from ``inner``; otherwise 0."""
     weighted_by: frozenset[int] = field(compare=False)
     """The softmaxes that made this sum's weights, by their numbers in `Recorder.sums`."""
 
@@ -157,7 +157,7 @@ class Recorder(Watching):
         return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
-        """Note which products an addition joins. ``left``, ``right``: the products that made the two summands, as bits.
+        """Note which products an addition joins. ``left``, ``right``: bit masks of the products that made the summands.
 
         Recurrences are left out, and so are tables of positions that several layers add.
         """
@@ -211,7 +211,7 @@ def _products(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield each product of an operation: two factors, a dimension, rows, inner length and columns.
 
-    The second factor is the weight if there is one. The dimension is the one of it that makes the columns.
+    The second factor is the weight if there is one. The dimension is the second factor's, and makes the columns.
     """
     if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
         return  # sums over the neighbours of a node are counted in tables that are written down

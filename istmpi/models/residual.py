@@ -123,7 +123,7 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """The last layers of a block, as few as make it the identity when they are silent; empty if none do."""
+    """Return the fewest last layers of a block that make it the identity when they return zero; or nothing."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}

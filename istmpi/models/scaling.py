@@ -1,7 +1,7 @@
-"""Multiplies sums over units by factors where the network's code takes them: an operand, or the result.
+"""Multiplies sums over units by factors in the calls of the network's code: an operand of the call, or its result.
 
-`istmpi.models.uses` finds the sums. Most are products with a parameter that is used in no other way. Such a parameter
-is multiplied itself. Other calls are recognised by module, function, parameters and lengths, above autograd.
+`istmpi.models.uses` finds the sums. Most are products with a parameter that has no other use. Such a parameter is
+multiplied itself. Other calls are recognised by module, function, parameters and lengths, before autograd sees them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Call:
     module: str = ""
     parameter: str = ""
     inner: int = field(default=0, compare=False)
-    """The length that is summed over; 0 if it does not tell calls apart."""
+    """The length that is summed over; 0 if calls do not differ in it."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:
@@ -57,7 +57,7 @@ class Call:
 
 
 def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
-    """The sum that a function takes; None if neither an operand nor the result can be multiplied."""
+    """Return the sum that a function computes; None if neither an operand nor the result can be multiplied."""
     args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
     if not args:
         return None
@@ -97,7 +97,6 @@ def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: An
 
 
 def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
-    """The fields of `Call` after ``power``, for a sum over these axes, by default all."""
     places, length = reduced(x, axes)
     return f"{x.ndim}: {places}", "", "", length, (x,)
 
@@ -110,7 +109,7 @@ def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
 
 
 class Provenance:
-    """Tracks which tensors are computed from parameters and buffers alone, and from which parameters."""
+    """Tracks the known tensors: those computed from parameters and buffers alone, and from which parameters."""
 
     def __init__(self) -> None:
         # The keys are storages. The tensors are kept, so that no other tensor takes their memory.
@@ -128,12 +127,12 @@ class Provenance:
         return storage_of(tensor) in self._known
 
     def parameters(self, operands: Sequence[Any]) -> str:
-        """The names of the parameters that operands are computed from, joined by commas."""
+        """Return the names of the parameters from which known operands are computed, joined by commas."""
         entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
         return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
-        """Note an operation. Its results count as known if all tensors that it used are known."""
+        """Note an operation: the tensors ``made`` become known if all tensors ``used`` are, otherwise unknown."""
         used = [] if shape_alone(name) else list(tensors_in(used))
         all_known = all(tensor in self for tensor in used)
         parameters = self.parameters(used) if all_known else ""
@@ -176,7 +175,7 @@ class Calls(TorchFunctionMode):
 
 
 class Scaled(Calls):
-    """Multiplies sums by ``factors``, whose keys are the parts of `Call.place` and the length that is summed over."""
+    """Multiplies sums by ``factors``. A key has the parts of `Call.place`, then the length that is summed over."""
 
     def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
         super().__init__(network, [""])
@@ -212,7 +211,7 @@ def input_multiplied(
 def multiply_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Make a network multiply its sums in some calls, and some parameters, by the two mappings of ``factors()``."""
+    """Make a network multiply sums in calls, and parameters. ``factors()`` returns a mapping of factors for each."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -279,5 +278,5 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that all tensors of one storage share."""
+    """Return a number that is the same for all tensors of one storage."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -1,4 +1,4 @@
-"""The class of a user's network, and a hash of its source: its file, and what this imports from the same folder.
+"""The class of a user's network, and a hash of its source: its file, and files imported from the same folder.
 
 The files are read as text, so that the hash is the same in every process. Imports under computed names are missed.
 """

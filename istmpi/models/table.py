@@ -24,7 +24,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Operator:
-    """A product of a forward pass: for each example, a matrix ``rows x inner`` times one ``inner x columns``.
+    """A product of a forward pass: for each example, a matrix ``rows x inner`` times a matrix ``inner x columns``.
 
     A look-up has the inner length 0.
     """
@@ -32,19 +32,19 @@ class Operator:
     shape: Pattern
     """Rows, inner length and columns, such as ``256 (9 channels1) channels2``."""
     module: str
-    """The name of the module that it is called in; empty for the network's own ``forward``."""
+    """The name of the module that computes the product; empty for the network's own ``forward``."""
     kind: str
     parameter: str = ""
-    """The weight that it multiplies by; empty if there is none."""
+    """The name of the weight, if a factor is a weight; otherwise empty."""
     axis: int | None = None
-    """The axis of that weight whose positions are the columns."""
+    """The axis of the weight whose positions are the columns."""
     gradients: int = 2
     """The number of products of the same size in the backward pass: one for each factor that needs a gradient."""
     of_input: bool = False
     """True if a factor is the network's input, which needs no gradient."""
     calls: int = 1
     examples: int = 1
-    """1 if its size grows with the number of examples, otherwise 0."""
+    """1 if the product's size grows with the number of examples, otherwise 0."""
     lookups: float = 0
     """The mean number of table rows that a bag adds up, or of neighbours of a node."""
     block: int = 0
@@ -62,7 +62,7 @@ class Operator:
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """The number of its `outputs` that are in memory at a time."""
+        """Return the number of `outputs` that are in memory at a time."""
         columns = self.shape.shape(lengths)[2]
         return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
 
@@ -93,7 +93,7 @@ class ResidualBlock:
     path: str
     ends: tuple[str, ...]
     outputs: int = 0
-    """The length of the tuple that it returns, whose first element counts; 0 if it returns no tuple."""
+    """The length of the tuple that the module returns, whose first element counts; 0 if it returns a tensor."""
 
     def has(self, name: str) -> bool:
         return name == self.path or name.startswith(f"{self.path}.")
@@ -107,7 +107,7 @@ class Use:
     function: str
     """PyTorch's name of the function that is called."""
     parameter: str
-    """The parameters among its operands, joined by commas; empty if there are none."""
+    """The parameters among the call's operands, joined by commas; empty if there are none."""
     detail: str
     """The equation of an einsum, or the axes that are summed over."""
     inner: str
@@ -143,11 +143,11 @@ class Table:
     norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
     """The batch normalisations by the names of their modules, or of their stages if there are ``stages``."""
     sums: Mapping[str, tuple[str, ...]]
-    """The modules whose product sums over units of these groups, without a batch normalisation directly after it."""
+    """The groups over whose units each module's product sums, unless a batch normalisation directly follows."""
     uses: tuple[Use, ...] | None = ()
     """The sums over units in other calls; None in a file of an earlier version."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The parameters that are multiplied themselves, because they are only in such sums."""
+    """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The places where sums over units of these groups cannot be scaled."""
     stochastic: bool
@@ -157,7 +157,7 @@ class Table:
     residual: Mapping[str, str] = field(default_factory=dict)
     """The groups on a residual stream, each with two layers whose outputs are added."""
     inexact: tuple[str, ...] = ()
-    """The modules whose products count at all widths as in the full network."""
+    """Modules whose products have unknown sizes at other widths: they count as in the full network."""
     preferred: tuple[str, ...] = ()
     """The groups that the class prefers to deal out (``DEALT``)."""
     blocks: Blocks = field(default_factory=dict)
@@ -168,15 +168,15 @@ class Table:
     head: str = ""
     """The leaf whose outputs are the network's, so that they need not be gathered; empty if there is none."""
     stages: tuple[str, ...] = ()
-    """The child modules, if they are called one after another; otherwise empty. Their rows stay with their owners in an
-    evaluation."""
+    """The child modules, if they are called one after another; otherwise empty. In an evaluation the rows of their
+    weights stay with the owners."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
         """The groups to deal out by default: those that the class prefers, if it has any of them.
 
-        Otherwise those on no residual stream, or all if there are none. Of several groups on one axis, such as heads
-        and their width, only the outermost. Blocks only if there are no other groups.
+        Otherwise they are the groups on no residual stream, or all if there are none. Of several groups on one axis,
+        such as heads and their width, only the outermost counts; groups of blocks count only if there are no others.
         """
         groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
         if chosen := tuple(group for group in groups if group in self.preferred):
@@ -200,7 +200,7 @@ class Table:
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """The first fact that another table has otherwise, or "". Source, initial values and products may differ."""
+        """Return the first difference from another table, or "". Source, initial values and products do not count."""
         compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
         for fact in compared:
@@ -229,7 +229,7 @@ def unit_of(blocks: Blocks, name: str) -> Factor | None:
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """The axes of a part of a unit. They have no elements on a rank that does not hold the unit."""
+    """Return the axes of a parameter inside a unit: a rank that does not hold the unit has no elements of it."""
     if unit is None:
         return pattern
     first, *others = pattern.axes
@@ -237,7 +237,7 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
 
 
 def plain(value: Any) -> Any:
-    """An entry as a dict, and another object as its name."""
+    """Return an entry of a table as a dict, and any other object as its name."""
     if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use):
         return asdict(value)
     if isinstance(value, Operator):

@@ -1,7 +1,7 @@
 """Finds the operators of a network, for any widths, by running it.
 
 The network is run with few units, then with each width doubled, and with twice the examples. A size that doubles has
-that width as a factor. If the sizes of the full network do not follow, they count at all widths.
+that width as a factor. If the full network has other sizes than follow from this, its sizes count at all widths.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Family:
-    """Records of a network at some lengths, and with each width doubled: None if it then computes something else."""
+    """The record of a network's operations at some lengths of its axes, and those with each width doubled."""
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The records by the width that is doubled. In training, "" stands for the doubled number of examples."""
+    """The record for each doubled width; None if its operations differ. In training, "" is the number of examples."""
 
     @property
     def complete(self) -> bool:
         return None not in self.doubled.values()
 
     @staticmethod
-    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family | None:
-        """The family of a network, with few units if it accepts them, or None. ``full``: its own record."""
+    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
+        """Return a network's family with few units or, if incomplete, at ``lengths``. ``full``: its record there."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -53,15 +53,15 @@ class Family:
                 return None
             return records if records == full.records else None
 
-        best = None
-        for at in (few(lengths), lengths):  # a constructor may not take few units, or twice as many of them
-            with one_thread():
-                if (base := full.records if at == lengths else member(at)) is not None:
-                    doubled = {name: member({**at, name: 2 * length}) for name, length in at.items()}
-                    best = Family(at, base, doubled | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
-            if best and best.complete:
-                break
-        return best
+        def doubled(at: Mapping[str, int], base: Sequence[Any]) -> Family:
+            records = {name: member({**at, name: 2 * length}) for name, length in at.items()}
+            return Family(at, base, records | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
+
+        small = few(lengths)
+        with one_thread():  # a constructor may not take few units, or twice as many of them
+            base = member(small) if small != lengths else None
+            family = doubled(small, base) if base is not None else None
+            return family if family and family.complete else doubled(lengths, full.records)
 
 
 def followed(
@@ -83,7 +83,7 @@ def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
 
 
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """An axis with these widths as its inner factors; the rest of its length is the outermost."""
+    """Return an axis of this length with these widths as inner factors; the rest is the outermost factor."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
     return str(Axis((*first, *map(Factor, names))))
@@ -92,7 +92,7 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
 def trace(
     network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
 ) -> dict[str, Any]:
-    """The fields of `Table` about a network's operators, in terms of these widths and blocks.
+    """Return the fields of `Table` about a network's operators, in terms of these widths and blocks.
 
     Raises ConfigError if the network cannot be run.
     """
@@ -102,7 +102,7 @@ def trace(
     normalised, inexact = [], []
     made: dict[int, frozenset[str]] = {}
     for place, record in enumerate(full.products):
-        sizes = _read(family, place, record.sizes, lengths) if family and family.complete else None
+        sizes = _read(family, place, record.sizes, lengths) if family.complete else None
         if sizes is None:
             inexact.append(record.module)
             scaled = record.sizes[0] % EXAMPLES == 0
@@ -129,7 +129,7 @@ def trace(
 
 
 def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-    """The sizes of record number ``place`` as axes, and the power of the number of examples in them.
+    """Return the sizes of record number ``place`` as axes, and the power of the number of examples in these sizes.
 
     Returns None if a size is not a product of widths, or does not give its ``expected`` value at the ``full`` lengths.
     """

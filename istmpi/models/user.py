@@ -50,7 +50,7 @@ class UserNetwork:
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a user's own batch, or None. The outputs for such a batch may be any tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, from the first build on. All networks built here share it."""
+    """The values of the full network's frozen parameters, from the first build on. All networks built here use them."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values were replaced after the constructor."""
 
@@ -152,7 +152,7 @@ class UserNetwork:
 
     @property
     def frozen_digest(self) -> float:
-        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 if none."""
+        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 without any."""
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
@@ -180,7 +180,7 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if it fails.
+        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if that fails.
 
         If there is an ``example``, all floating-point outputs form a single row.
         """

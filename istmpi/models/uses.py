@@ -24,15 +24,12 @@ class Sums:
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
-    """The number of inputs that a product with each parameter adds up, without those that are averaged."""
+    """The number of inputs that each parameter's product adds up, without inputs that are averaged."""
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
     """The sums over units of a network's widths. ``layers``: modules that take a sum in their own call."""
     family = Family.of(network, lengths, full)
-    if family is None:
-        unscaled = {"a forward pass, which differs at other widths,": tuple(lengths)} if lengths else {}
-        return Sums(unscaled=unscaled, layers=dict.fromkeys(layers, (*lengths,)), fans=_fans(full.sums, {}, lengths))
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     unscaled = {
         f"a forward pass, which differs when {name} doubles,": (name,) for name in lengths if name not in doubled

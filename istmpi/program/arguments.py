@@ -91,7 +91,7 @@ def run_of(
     batch: int,
     settings: Mapping[str, Any],
 ) -> Run:
-    """Return the run for a network class with these constructor ``arguments``. Raises ConfigError if none fits."""
+    """Return the run for a network class with these constructor ``arguments``. ConfigError if they do not fit."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "

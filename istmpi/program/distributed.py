@@ -1,4 +1,4 @@
-"""The user's side of a training loop of their own, for a network that all ranks train (docs/own-loop.md)."""
+"""The interface for a training loop that a user writes, around a network that all ranks train (docs/own-loop.md)."""
 
 from __future__ import annotations
 

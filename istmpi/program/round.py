@@ -14,7 +14,7 @@ from istmpi.training.loop import Training
 from istmpi.trees import tensors_of
 
 WATCHED = 2**24
-"""Smaller buffers (in bytes) are checked for changes by the loop."""
+"""Buffers of fewer bytes are checked: the loop must not change them."""
 
 
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Scores the full network by a user's function, and calibrates it by the batches that this passes through it."""
+"""Scores the full network by a user's function, which passes batches through it; calibrates it on such batches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Return True if moments are known after this round; calibrate again on the last loader, if any."""
+        """Calibrate again on the last loader, if any; return True if moments are known after this round."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

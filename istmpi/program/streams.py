@@ -7,6 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Raise DataError for another data set than before resuming; local ones count only on as many ranks."""
+        """Raise DataError if a data set differs from before resuming. On another number of ranks, skip local ones."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -202,9 +203,9 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of this rank's loaders, if any has a state, and delete files of all but the last rounds.
+        """Save the states of this rank's loaders after a round, if any has a state. Keep the newest ``kept + 1`` files.
 
-        ``dropped``: True to save the states from before the present round.
+        ``dropped``: True if the round was dropped; then the states from before it are saved.
         """
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):
@@ -220,7 +221,7 @@ class Streams:
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
         """Load the states that this rank saved in ``folder`` after a round; DataError if they are unreadable.
 
-        ``resumed``: the run or checkpoint to resume; if elsewhere, states and fingerprints are copied from there.
+        ``resumed``: the run or checkpoint to resume. If it is in another folder, states and fingerprints are copied.
         """
         self._folder = folder
         data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"
@@ -266,10 +267,9 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 
 
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks.
+    """Yield a rank's share of the batches of a loader that is the same on all ranks, also in its random numbers.
 
-    From a map-style data set only these batches are read; a `DataLoader` draws the same random numbers for it every
-    time, on all ranks.
+    If a `DataLoader` makes batches of a map-style data set, a rank reads only its own; otherwise it reads all.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
@@ -283,7 +283,16 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
             yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
     else:
         _require_no_workers(loader)
-        yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
+        batches = end = object()
+        for number in count():
+            with drawing() as draw:  # an order at random is the same on all ranks
+                draw(rng.key(seed, "items", number))
+                batches = iter(loader) if batches is end else batches
+                batch = next(batches, end)
+            if batch is end:
+                return
+            if number % ranks == rank:
+                yield batch
 
 
 def examples_in(batch: Any) -> int:

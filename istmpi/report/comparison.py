@@ -154,7 +154,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 def _data(curves: Sequence[Curve]) -> list[str]:
     """Return the names of the runs' data sets. Different contents under one name count as several.
 
-    Runs without a name count to the only named one.
+    A run without a name is counted to the only named data set.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}

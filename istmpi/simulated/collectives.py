@@ -45,7 +45,7 @@ class Collectives:
         leave: Callable[[Brought], Any],
         among: tuple[int, ...] = (),
     ) -> Request:
-        """Begin a rank's next collective call; once ``needs`` are there, ``leave`` makes its result from all values.
+        """Begin a rank's next collective call; once the ranks ``needs`` have begun it, ``leave`` makes the result.
 
         All ranks must give the same ``name``; otherwise SimulationError ends the job. Calls ``among`` some ranks are
         matched separately.

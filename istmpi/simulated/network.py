@@ -46,7 +46,7 @@ class Network:
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only looks. It does not shorten the rests of a waiting rank."""
+        """Begin a call that only polls. Unlike `call`, it does not shorten a waiting rank's rests."""
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)

@@ -1,6 +1,6 @@
-"""Ranks are threads, of which exactly one runs at a time: it hands the baton on when it calls MPI. Time is virtual.
+"""Ranks are threads, of which exactly one runs at a time, until it calls MPI: then the next one runs. Time is virtual.
 
-One list has all future events by their times, and the thread with the baton works it off. So the order follows from the
+One list has all future events by their times, and the running thread carries them out. So the order follows from the
 times alone. If the list is empty while ranks still wait, they would wait for ever.
 """
 

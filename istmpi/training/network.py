@@ -32,7 +32,7 @@ COMPARED = 4096
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
     """Return the network of a run for these data. Collective.
 
-    Raises the same ConfigError on every rank if it cannot be trained, or differs between ranks.
+    Raises the same ConfigError on every rank if the network cannot be trained, or differs between ranks.
     """
     from istmpi.training.proof_cache import recall, remember
 

@@ -173,7 +173,6 @@ class Prepared:
         self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
 
     def _have_the_right_size(self) -> None:
-        """Change to the image size of the next round. Collective."""
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
         if size is self.size:
             return

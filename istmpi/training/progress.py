@@ -78,9 +78,9 @@ class Slowest:
     rank: int
     host: str
     slower: float
-    """The fraction by which its local steps take longer than the median of the other ranks."""
+    """The fraction by which the rank's local steps take longer than the median of the other ranks."""
     waited: float
-    """The fraction of the time that the other ranks wait for it, on average."""
+    """The fraction of the time that the other ranks wait for this rank, on average."""
 
     def __str__(self) -> str:
         return (

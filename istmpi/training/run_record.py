@@ -25,7 +25,7 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
-    """The record of a run on every rank: metrics, checkpoints, the network and a summary. Collective."""
+    """The record of a run, on every rank. Collective."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RunRecord:
     ):
         """Write the run's settings, and report its start to ``watch``.
 
-        ``start`` is the checkpoint from which it resumes, if any, and ``inside`` the same one if it is in this folder.
+        ``start`` is the checkpoint from which the run resumes, if any; ``inside`` is the same if it is in this folder.
         ``trained``: ``start`` is the trained network.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
@@ -174,7 +174,7 @@ class RunRecord:
 def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
     """Read the validation scores of a resumed run from its metrics. Collective.
 
-    They are forgotten if the saved best network is not from the best round.
+    The scores are forgotten if the saved best network is not from the best round.
     """
     best, communicator, path = training.best, training.communicator, folder.path / BEST
     if not best:

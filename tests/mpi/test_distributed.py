@@ -334,13 +334,24 @@ def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp):
     assert len(set(seen)) == 2
 
 
-@pytest.mark.parametrize("sampler", [None, DistributedSampler])
-def test_an_evaluation_scores_each_example_once(comm, shared_tmp, sampler):
+class Shuffled(IterableDataset):
+    def __iter__(self):
+        yield from torch.arange(23.0)[torch.randperm(23)].double()[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "distributed", "without batches", "iterable"])
+def test_an_evaluation_scores_each_example_once(comm, shared_tmp, kind):
     data = TensorDataset(torch.arange(23.0)[:, None].expand(23, 5).double())
-    how = {"sampler": sampler(data, num_replicas=comm.size, rank=comm.rank)} if sampler else {"shuffle": True}
+    how = {
+        "shuffled": {"batch_size": 4, "shuffle": True},
+        "distributed": {"batch_size": 4, "sampler": DistributedSampler(data, comm.size, comm.rank)},
+        "without batches": {"batch_size": None, "shuffle": True},
+        "iterable": {"batch_size": None},
+    }[kind]
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-    mean = job.evaluate(lambda module, batch: batch[0][:, 0].mean(), DataLoader(data, batch_size=4, **how))
-    assert mean == pytest.approx(11.0)
+    loader = DataLoader(Shuffled() if kind == "iterable" else data, **how)
+    torch.manual_seed(comm.rank)  # as ranks may differ that drew other numbers before
+    assert job.evaluate(lambda module, batch: batch[0].mean(), loader) == pytest.approx(11.0)
 
 
 def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):

@@ -64,7 +64,6 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
 
 
 def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
-    """Print, for each link rate, the predicted seconds of each method to the highest score that all of them reach."""
     from istmpi.cli.networks import described
     from istmpi.config import Run
     from istmpi.cost import cost

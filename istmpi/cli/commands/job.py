@@ -119,7 +119,6 @@ for _name in ("slurm", "pbs", "lsf"):
 
 
 def _limits(text: str) -> dict[str, Any]:
-    """Return a time limit in the forms of all schedulers."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
     if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
         raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00.")

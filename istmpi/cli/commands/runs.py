@@ -21,7 +21,7 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""Files of which a run's folder has one. They go last: `rm` can finish what was interrupted."""
+"""A run's folder has at least one of these files. `rm` removes them last, so that it can be repeated."""
 
 
 @click.group("runs", invoke_without_command=True)
@@ -118,7 +118,7 @@ def _holder(run: Path, root: Path) -> str:
 
 
 def _remove(run: Path) -> None:
-    """Remove a run's folder. It stays locked meanwhile; the files that mark it as a run go last."""
+    """Remove a run's folder, which stays locked meanwhile. The files of `MARKS` are removed last."""
     try:
         lock.FolderLock(run)
         for path in sorted(run.iterdir(), key=lambda path: (path.name in (*MARKS, lock.FILE), path.name == lock.FILE)):

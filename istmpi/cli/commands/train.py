@@ -31,10 +31,10 @@ def command(
     ranks: int | None,
     **given: str | None,
 ) -> None:
-    """Train RUN: a run file (TOML), the name of a run that ships with istmpi (istmpi runs lists them), or a folder.
+    """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names), or a run's folder.
 
-    The default is digits, or with --resume FOLDER the run of that folder. A folder's run resumes where it
-    was stopped. The defaults below are those of digits; what a run file leaves out has that of istmpi settings.
+    Without RUN, digits is trained or, with --resume FOLDER, the run of that folder. The run of a folder resumes
+    where it was stopped. The defaults below are those of digits; for run files, istmpi settings lists the defaults.
 
     \b
     mpirun -n 4 istmpi train
@@ -47,13 +47,15 @@ def command(
     Continue on any number of ranks with --resume auto.
 
     \b
-    deal        the ranks' units of a round, drawn alike on every rank
+    unit        a neuron, a channel or an attention head, with its weights
+    deal        the random choice of the units that each rank trains in a round
     group       units that are dealt out together, usually those of a layer
     subnet      the part of the network that a rank trains in a round
     local step  an optimizer step on one rank, without communication
     round       local steps of all ranks, and the exchange that follows
-    pull, push  weights to the ranks that train them, and back to their owners
-    hop         weights straight to the ranks that train them next
+    owner       the rank that keeps a weight between rounds
+    pull, push  owners send weights to ranks that train them, and get them back
+    hop         a rank sends weights straight to the ranks that train them next
     redeal      the fraction of a group's units that change rank in a round
     """
     if ranks is not None and not dry_run:

@@ -1,4 +1,4 @@
-"""Map-style data sets of torch that a user's FILE.py:function returns; torch is imported only when it is called."""
+"""Map-style data sets of torch that a user's FILE.py:function returns; torch is imported when one is called."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ EXAMPLES = 16
 
 
 def is_function(source: str) -> bool:
-    """Return whether a data source is written as FILE.py:function or package.module:function."""
+    """Return True if a data source is written as FILE.py:function or package.module:function."""
     return bool(re.fullmatch(r"(.+\.py|[\w.]+):\w+", source))
 
 
@@ -34,8 +34,8 @@ def takes_rank(source: str) -> bool:
 def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit = NO_TEST) -> Dataset:
     """Return the data set that a function makes, with a loss and a score of the user if there are any.
 
-    They come from the network's class ``scoring`` or the data's file. Without them, features with classes or numbers
-    become ordinary classification or regression data.
+    Loss and score are defined in the network's class ``scoring`` or in the function's file. Without them, features with
+    classes or numbers become ordinary classification or regression data.
     """
     from torch import Tensor
     from torch.utils.data import default_collate

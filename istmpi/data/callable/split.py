@@ -33,7 +33,7 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts; the batch's key and an example's number seed what it draws."""
+    """Examples that are ``(inputs, target)`` or dicts. Their random numbers depend on batch key and example number."""
 
     dataset: Any
     name: str
@@ -96,7 +96,7 @@ class OwnSplit(Split):
         return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
-        """Return the class of each example, for which all are read; zeros for data without classes."""
+        """Return the class of each example (all are read); zeros for data without classes."""
         return self._classes if self.classes else super().labels()
 
     @cached_property
@@ -152,7 +152,7 @@ class _FromGenerator(TorchFunctionMode):
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes a key, from which random numbers then come; one thread can be in here at a time."""
+    """Yield a function that seeds the random numbers in this context by a key. One thread at a time can enter it."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:

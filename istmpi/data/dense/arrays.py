@@ -29,8 +29,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
     """Read arrays: x [n, ...] is stored as uint8 if all of it is uint8, otherwise as float32.
 
-    ``channels`` says whether an image's channels come ``first`` or ``last``. Raises DataError if it is None and they
-    seem to come last.
+    ``channels`` says whether an image's channels come ``first`` or ``last``. Raises DataError if it is None
+    and channels seem to come last.
     """
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")

@@ -49,8 +49,8 @@ def read_inputs(
     """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
 
     ``resize``: resize images to the shape. ``skipped`` is called with the name of each unreadable file, and the reason.
-    ``label``: the column of a table to leave out. ``reading`` is how the training data were read; ``header`` and
-    ``delimiter`` override it.
+    ``label``: the column of a table to leave out. ``reading``: the conventions of the training data; ``header``
+    and ``delimiter`` override them.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
@@ -102,7 +102,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return the arrays of a file, and the names of a split's examples and labels, empty if there are none."""
+    """Return a file's arrays, and the names of those with a split's examples and labels; a missing one is empty."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

@@ -33,7 +33,7 @@ from istmpi.units import counted
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 RATES = 1_000, 768_000
-"""Samples a second."""
+"""The least and largest samples a second."""
 MOST_SAMPLES = 2**26
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
@@ -147,9 +147,8 @@ _SILENCE = 1e-10
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     """Return the log-mel spectrogram of one second: [BANDS, FRAMES] float32, standardised.
 
-    The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB. The
-    features tell words apart, not speakers or recordings: smoothing removes the voice's harmonics but not the formants,
-    the floor removes noise, and the reference removes the volume.
+    The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB.
+    Smoothing removes the voice's harmonics but not the formants, the floor removes noise, the reference the volume.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2

@@ -32,11 +32,11 @@ class DenseSplit(Split):
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
-    """Called with row numbers before these rows of ``x`` are read, to verify them."""
+    """A function that verifies rows of ``x`` before they are read; called with their numbers."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation by which batches standardise ``y``; None: they do not."""
+    """The mean and deviation by which batches standardise ``y``; None if they do not."""
     chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
     """Float64 ``[features]`` that was subtracted from the data to get ``x``; None: nothing."""

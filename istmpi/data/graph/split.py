@@ -36,12 +36,12 @@ class Graph:
 
     x: np.ndarray
     neighbours: Ragged
-    """The nodes from which each node receives: ascending, int32, without itself."""
+    """The nodes from which each node receives: ascending, int32, without the node itself."""
     labels: np.ndarray
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """Called before data are read: with rows of ``x``, and with starts and lengths of lists of neighbours."""
+    """Functions that verify data before they are read: rows of ``x``; lists of neighbours, by starts and lengths."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -92,7 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Return images ``[b, channels, height, width]``, not normalised, after transforms; ``key`` draws their numbers."""
+    """Return images ``[b, channels, height, width]`` after transforms, not normalised. ``key`` seeds random numbers."""
     import torch
 
     from istmpi.data.callable.split import drawing
@@ -139,7 +139,7 @@ def downscaled(images: np.ndarray, side: int) -> np.ndarray:
 class ImageSplit(DenseSplit):
     augmentation: Augmentation = Augmentation()
     side: int = 0
-    """The side to which batches downscale images; 0: not downscaled."""
+    """The side to which batches downscale images; 0 if they do not."""
 
     @property
     def read_shape(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split; or the file of all rows as ``""``, with the lists of each split's rows, if any."""
+    """Return the file of each split. A file of all rows has the key ``""``; splits then have files that list rows."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]

@@ -51,7 +51,7 @@ class SparseSplit(Split):
     rows: Ragged
     targets: Ragged
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """Called with the starts and lengths of rows before these are read, to verify them."""
+    """Functions that verify rows before they are read; called with the rows' starts and lengths."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class TextSplit(Split):
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
     guard: Callable[[np.ndarray, int], None] | None = None
-    """Called with the starts and the length of windows before these are read, to verify them."""
+    """A function that verifies windows before they are read; called with the windows' starts and their length."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
