@@ -33,7 +33,7 @@ def runnable(
     Raises DataError if the class is needed and not given. Raises ConfigError if the class makes another network.
     """
     network, header = checkpoint.architecture, checkpoint.header
-    if not is_own(header.run.model.name) and model is not None:
+    if model is not None and not is_own(network.name):
         raise ConfigError(f"--model {model}: the network in {checkpoint.path} is built in; leave --model out.")
     if model is None and is_own(network.name):
         raise DataError(

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -130,13 +130,13 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
         folder /= part
 
 
-@lru_cache
+@cache
 def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
-    names: list[str] = []
+    names = []
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # it cannot be imported either
-        return names
+        return []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
