@@ -99,7 +99,8 @@ def loop(job, batches, rounds, by_hand=False, behind=lambda round: None, **more)
 
 @pytest.mark.parametrize(
     "settings, by_hand",
-    [*((settings, False) for settings in METHODS), *((settings, True) for settings in METHODS[1:4])],
+    [(settings, False) for settings in METHODS]
+    + [pytest.param(settings, True, marks=pytest.mark.ranks(only=[3])) for settings in METHODS[1:4]],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "by hand" * value,
 )
 def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):

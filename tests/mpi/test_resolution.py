@@ -95,18 +95,11 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("method", [*OF_OWN, "ist that shares rarely", "ist with a delay"])
+ON_THREE = [*OF_OWN[1:], "ist that shares rarely", "ist with a delay"]
+
+
+@pytest.mark.parametrize("method", ["ist", *(pytest.param(one, marks=pytest.mark.ranks(only=[3])) for one in ON_THREE)])
 def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
-    goes_on(comm, shared_tmp, method)
-
-
-@pytest.mark.ranks(only=[1])
-def test_one_rank_goes_on_bit_for_bit_at_every_size(comm, shared_tmp):
-    goes_on(comm, shared_tmp, "ist")
-
-
-def goes_on(comm, shared_tmp, method):
     """From before, at and behind the change of size, between rounds and inside them."""
     settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1}
     settings |= {"train__batch": 100} if method == "fedavg" else {}  # whose rounds are passes over the data
