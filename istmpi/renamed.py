@@ -12,7 +12,7 @@ GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "m
 """Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that earlier versions wrote into every run with these values. Now they are left out, and mean the same."""
+"""Defaults that earlier versions wrote into every run. Beside a setting of `GONE` they are dropped."""
 
 
 class RenamedWarning(FutureWarning):
@@ -20,13 +20,15 @@ class RenamedWarning(FutureWarning):
 
 
 def tell(old: str, new: str, source: str = "") -> None:
-    """Warn that ``old``, which stands in ``source``, is now ``new``."""
     where = f"{source}: " if source else ""
     warnings.warn(f"{where}{old} is now {new}; the old name still works.", RenamedWarning, stacklevel=3)
 
 
 def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """Return settings under their new names. Raises ConfigError for one that is set twice or no longer exists."""
+    """Return settings under new names, without `GONE`; warn of old names if ``aloud``.
+
+    Raises ConfigError for one that is set twice, or of `GONE` with another value.
+    """
     gone = [name for name in GONE if _value(tree, name) is not None]
     for name in gone:
         if (value := _value(tree, name)) != GONE[name]:

@@ -1,4 +1,4 @@
-"""The format of checkpoints (docs/formats.md): only this file defines groups and attributes.
+"""The format of checkpoints (docs/formats.md): their attributes, and how a file and its datasets are created.
 
 Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
 """
@@ -34,14 +34,14 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`, or ``digits``."""
+    """The KIND of `istmpi prepare`; or ``digits``, ``python`` (a user's function), ``program``."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural
     train: Natural
     """The number of training examples; 0 if each rank has its own data."""
     labels: Natural
-    """CRC-32 of the training labels; 0 if each rank has its own data."""
+    """CRC-32 of the training labels; 0 for text, and if each rank has its own data."""
     features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
 
@@ -52,7 +52,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes: scalars as numbers, everything else as JSON."""
+    """The root attributes on a run and its network: scalars as numbers, everything else as JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]
@@ -82,7 +82,7 @@ class Header:
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
     """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round and the next two;
-    empty unless shares change."""
+    empty while shares are equal or fixed."""
 
     blocks: _Upto = 0
     """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""

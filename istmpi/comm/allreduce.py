@@ -1,4 +1,4 @@
-"""Averages tensors over all ranks, in place. The bytes move in the background while the caller still computes.
+"""Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads may call MPI.
 
 Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is summed in the order of ranks c+1, c+2, ..., c,
 whatever the timing: all ranks, and two runs, agree bit for bit. Encoded chunks go straight to rank c, which sums them
@@ -114,7 +114,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. The exchange begins at once."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. `finish` ends it."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._moving = _Moving(communicator)

@@ -136,7 +136,7 @@ class Run:
     def sides(self) -> list[tuple[int, int]]:
         """Return pairs in the order of training: the round at which an image size ends, and the side of the images.
 
-        The side is 0 for images that are not downscaled. Raises ConfigError if `train.resolution` is unusable.
+        The side is 0 without `train.resolution`. Raises ConfigError if that is unusable.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:

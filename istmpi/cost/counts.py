@@ -1,4 +1,4 @@
-"""Counts the cost of a run in bytes, FLOPs and memory. Traffic is the expectation over deals, all else is exact."""
+"""Counts a run's bytes, FLOPs and memory. Traffic, and sizes if blocks are dealt, are expectations over deals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ class Cost:
     """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     sent_part: Number
-    """The fraction of ``spec.received`` that is sent."""
+    """The fraction that is sent of the elements that `MethodSpec.received` counts."""
     tensors: int
     """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
     start_bytes: Number
@@ -143,7 +143,7 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on ``ranks`` ranks. ``method``: another method or a rival, in place of the run's.
+    """The cost of a run on ``ranks`` ranks. ``method`` replaces the run's; it may be of `RIVALS`, which cannot run.
 
     ``shared_batch``: True if ranks divide train.batch, as in the paper, when the method sends in each step.
     ``examples``: the number of training examples, for methods whose rounds are passes over the data.
@@ -224,7 +224,7 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return (cost, number of rounds) for each part of a run with one method and image size.
 
-    ``smaller``: the networks for smaller images, by the images' side.
+    ``smaller``: the networks for smaller images, by side; without them image sizes do not count.
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="

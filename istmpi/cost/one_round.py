@@ -23,7 +23,7 @@ MOST_WORK = 10**8
 def run_bytes(
     run: Run, architecture: Architecture, ranks: int, smaller: Mapping[int, Architecture] | None = None
 ) -> int | None:
-    """The bytes that all ranks send in a whole run with its seed; None if they cannot be counted exactly."""
+    """The bytes that all ranks send to train a run with its seed; None if unknown, or beyond `MOST_WORK`."""
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
     names = {name for name, _ in run.phases()}
     if isinstance(run.method.shares, str) or "dynamic-averaging" in names or work > MOST_WORK:

@@ -1,4 +1,7 @@
-"""Counts the bytes between every two ranks from one layout to another, exactly: plans and counters must agree."""
+"""Counts exactly the bytes that ranks send each other to bring parameters from one layout to another.
+
+A layout (`istmpi.engine.layout`) says which elements each rank has.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +24,7 @@ def pair_bytes(
     exclude: Partition | None = None,
     wire: str = "float32",
 ) -> np.ndarray:
-    """The bytes from every rank to every other if all parameters move: ``[from, to]`` int64, exact.
+    """The bytes from every rank to every rank, itself included, if all parameters move: ``[from, to]`` int64.
 
     ``exclude``: a deal. Elements of its dealt parameters that any rank has in this deal do not move.
     """

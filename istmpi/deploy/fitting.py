@@ -57,7 +57,7 @@ def runnable(
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:
-    """Return the deal of a checkpoint's last round. The checkpoint's network is this deal's subnets side by side."""
+    """Return the deal of a checkpoint's last round, for a network that is this deal's subnets side by side."""
     run, first, last = header.run, 0, max(header.round - 1, 0)
     for name, rounds in run.phases():
         if first <= last:

@@ -1,4 +1,4 @@
-"""Codecs of few bits: floats of 4 bits (E3M0), and the largest of every 4,096 values with their places.
+"""Codecs of few bits: floats of 4 bits (E3M0), and the values of largest magnitude of every 4,096, with their places.
 
 `Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
@@ -16,7 +16,7 @@ values. A message has two parts, each for all chunks in a row:
     the sent values unchanged; or 2 bits for each, and then two bfloat16 for each chunk
 
 The two bfloat16 are the mean magnitudes of two groups of a chunk's sent values: those up to their mean magnitude, and
-those above. Of 2 bits the low one says the group, the high one the sign. Bytes are filled from their lowest bits.
+those above. The low one of the 2 bits gives the group, the high one the sign. Bytes are filled from their lowest bits.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec that sends the ``top`` largest of every 4,096 values of flat tensors with ``sizes`` elements.
+    """A codec that sends the ``top`` largest magnitudes of every 4,096 values of flat tensors with ``sizes`` elements.
 
     `istmpi.engine.packed_sizes.top_k_bytes` gives the length of its messages.
     """
@@ -91,7 +91,7 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of the sent values in all tensors, concatenated and flat, and these values."""
+        """Return the places of the sent values in the concatenation of all flat tensors, and the values."""
         kept = torch.tensor(self.kept)
         firsts = accumulate(self.sizes, initial=0)
         starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
@@ -123,7 +123,6 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes of values ``[chunk, value]``, and each chunk's two levels ``[chunk, 2]``."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

@@ -34,7 +34,7 @@ class Layout(Protocol):
         """The most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """Return the largest number of ranks that have the same element of a tensor with these axis names."""
+        """Return how many ranks at most have the same element of a tensor with these axis names."""
 
     def alike(self, names: frozenset[str]) -> bool:
         """Return True if any two ranks have the same elements of a tensor with these names, or none in common."""
@@ -69,7 +69,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A layout in which the ranks ``members`` have everything, by default all ranks, and the others nothing."""
+    """A layout in which the ranks ``members`` (None: all ranks) have everything, and the others have nothing."""
 
     lengths: Mapping[str, int]
     ranks: int

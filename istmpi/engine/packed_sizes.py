@@ -21,7 +21,7 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
 
 
 def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Return the bytes sent: 12 bits a place; ``itemsize`` bytes a value, or for None 2 bits, and 4 bytes a chunk."""
+    """Return the bytes sent: 12 bits a place; ``itemsize`` bytes a value or, if None, 2 bits and 4 bytes a chunk."""
     entries = top_k_entries(top, sizes)
     places = -(-3 * entries // 2)
     if itemsize:

@@ -19,8 +19,8 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
     """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for each rank.
 
-    Without ``shares`` the sizes differ by at most one. With ``shares`` they are nearly proportional to them, and at
-    least one.
+    Without ``shares`` the sizes differ by at most one. With ``shares``, the sizes are nearly proportional to these, and
+    at least one.
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
@@ -113,9 +113,9 @@ class Partition:
         Every rank holds at least ``least`` units of a group, or all if there are fewer. If there are too few for all
         ranks, ranks share units: each takes consecutive units of the random order, which is treated as a circle. Each
         group has a random stream for (seed, group, round), so a new group does not change the others' deals. With
-        ``redeal`` below 1 only that fraction of a group's units changes place each round, and a deal depends on all
-        earlier ones. Raises ConfigError if the deal is impossible, e.g. if a group that ranks do not share has fewer
-        units than there are ranks.
+        ``redeal`` below 1 at most that fraction of a group's units (rounded up) changes place in the order each round,
+        and a deal depends on all earlier ones. Raises ConfigError if the deal is impossible, e.g. if a group that ranks
+        do not share has fewer units than there are ranks.
         """
         check(lengths, groups, ranks, shares, least)
         units = {}
@@ -202,4 +202,4 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last computed order of each partly redealt group, and its round. The next round starts from it."""
+"""The last computed order of each partly redealt group, and its round. A later round's order starts from it."""

@@ -1,8 +1,8 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
 A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
-compute it from the layouts: no index ever crosses the wire. Building a Transfer is pure; tensors and the communicator
-are arguments of `Transfer.run`.
+compute the indices from the layouts, so none is sent. Building a Transfer is pure; tensors and the communicator are
+arguments of `Transfer.run`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +27,12 @@ _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 
 
 class Transfer:
-    """The plan that moves values from a source layout to a target layout, seen from one rank.
+    """The messages that move values from a source layout to a target layout, seen from one rank.
 
     Every element that a rank has in the target becomes the mean over the ranks that have it in the source. An element
-    that only one rank has there is copied; one that no rank has keeps its value. The mean of equal values is exact.
-    If parts of ranks overlap only partly, because units have several holders, each element gets its own mean.
+    that only one rank has in the source is copied; an element that no rank has, or that is excluded, keeps its value.
+    The mean of equal values is exact. If parts of ranks overlap only partly, because units have several holders, each
+    element gets its own mean.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Transfer:
         """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
 
         ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
+        A wire that settles also replaces the sent values in ``source`` by the rounded ones.
         """
         means = {name: _MeanByElement(target[name]) for name in self._overlapping if name in target}
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
@@ -165,7 +167,6 @@ class Transfer:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[str, int]]:
-        """Each tensor's form, and the number of its scales in a message."""
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
         forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
         lengths = self._source.lengths

@@ -1,4 +1,4 @@
-"""The methods of training, each described once; a new one needs an entry here and a class in this package."""
+"""The methods of training, each described once. A new one needs an entry here, and a class in this package."""
 
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -258,7 +258,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """Return the method with this name. Raises ConfigError if there is none; ``where`` begins the message."""
+    """Return the description of a method. Raises ConfigError for an unknown name; ``where`` begins the message."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
-    """Raise ConfigError if method.wire or shared_wire does not fit the run's method or dtype."""
     if "share" in spec.sends and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
@@ -55,7 +54,6 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if method.delay, fragments, share_every or min_blocks does not fit the run."""
     settings = run.method
     steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
@@ -96,7 +94,6 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
 
 
 def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if shares cannot change in a run on ``ranks`` ranks."""
     asked, groups = f"method.shares = {run.method.shares!r}", spec.groups(run, architecture)
     if not groups:
         raise ConfigError(f"{asked} with {spec.name}, which deals out no units here. Leave shares out, or use ist.")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RING_BYTES = 2**20
-"""Bytes of undealt parameters from which on their mean is taken by a ring all-reduce. A ring is nearer to the line's
-rate than all-to-all, but needs 2(P-1) more messages a round."""
+"""Undealt parameters of at least these bytes are averaged by a ring all-reduce, if no outer step follows. A ring is
+nearer to the line's rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
 def trained(held: Holdings) -> int | Fraction:
@@ -69,7 +69,7 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Holdings], int | Fraction] = trained
-    """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
+    """The number of elements that all ranks together receive in an exchange; `trained` includes those that they own."""
     sent_part: Callable[[Run], int | Fraction] = lambda run: 1
     """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
@@ -83,11 +83,11 @@ class MethodSpec:
     in_passes: bool = False
     """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
     learns_from_others: bool = False
-    """True if each batch passes forward through the networks of all other ranks, too."""
+    """True if ranks pass batches forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
     """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
-    """True if the optimizer's state is never reset; it is stored with the owners, and rounds do not send it."""
+    """True if the optimizer's state is never reset. Rounds do not send it."""
     owned_tensors: int = 1
     """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0
@@ -95,7 +95,8 @@ class MethodSpec:
     encodes: bool = False
     """True if rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """Number of whole networks kept besides the trained one, for a run, its ranks and the stored slots."""
+    """The number of whole networks kept besides the trained one, for a run, its number of ranks, and the number of
+    optimizer slots that are stored for each parameter."""
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")
@@ -120,7 +121,6 @@ class MethodSpec:
         return asked(run, architecture)
 
     def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
         if self.deals and run.method.partition != ():
             architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
@@ -200,7 +200,7 @@ class MethodSpec:
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots that the store keeps for every parameter between rounds."""
+        """Return the kinds of optimizer slots that are kept between rounds. Raises ConfigError if they cannot be."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class _UnderWay:
 class StreamingDiLoCo(ReplicatedMethod):
     """A method in which each rank has its own network, and all ranks have the same common values of all fragments.
 
-    Ranks vote on a stop with each fragment, and stop together after it has arrived, when no fragment is under way.
+    Ranks vote on a stop with each fragment, and stop together after the fragment has arrived, when none is under way.
     """
 
     def __init__(self, job: Job):

@@ -78,7 +78,7 @@ class Subnet:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
-        """Begin a local step at learning rate ``rate``; delete all gradients.
+        """Begin a local step: delete all gradients. ``rate``: for label layers, which update themselves.
 
         ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic`` network (dropout).
         """
@@ -95,7 +95,6 @@ class Subnet:
         self.optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
-        """Clip the gradients and update the weights."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
@@ -108,7 +107,7 @@ class Subnet:
         self._move()
 
     def settle(self) -> None:
-        """Apply the postponed updates of table rows that no example has read."""
+        """Apply the postponed updates of table rows that the last steps did not read."""
         if self._sparse_rows:
             self._sparse_rows.finish()
 

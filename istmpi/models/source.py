@@ -28,12 +28,10 @@ INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a class. Two sources are equal if their files are the same, wherever they lie."""
-
     hash: str = ""
-    """The first 16 digits of a SHA-256; empty if there is no file."""
+    """The first 16 digits of a SHA-256, the same wherever the files lie; empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The versions of the libraries that the files import."""
+    """The versions of the libraries that the files import, or hashes of libraries' files."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
@@ -81,7 +79,6 @@ def source_of(kind: type[nn.Module]) -> Source:
 
 
 def _source_of(kind: type, module: ModuleType) -> Source:
-    """The source of a class that ``module`` contains; the class may be defined in another module."""
     files: dict[Path, str] = {}
     libraries: set[str] = set()
     for name in dict.fromkeys([module.__name__, kind.__module__]):

@@ -62,8 +62,8 @@ class Stream:
     """The batches of a loader, unchanged.
 
     From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
-    (seed, rank, step), so a resumed run takes the same ones. Any other iterable keeps its own order, and starts again
-    after its end.
+    (seed, rank, step), so a resumed run takes the same ones on as many ranks. Any other iterable keeps its own order,
+    and starts again after its end.
     """
 
     def __init__(
@@ -267,9 +267,10 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 
 
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks, also in its random numbers.
+    """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    If a `DataLoader` makes batches of a map-style data set, a rank reads only its own; otherwise it reads all.
+    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
+    map-style data set, a rank reads only its own batches; otherwise it reads all.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

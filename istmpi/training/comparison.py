@@ -1,4 +1,4 @@
-"""Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
+"""Trains several methods in turn in one job, all with the same initial network, data and evaluations.
 
 Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
 all. First every method trains a short round that is not measured, to make connections.
@@ -92,7 +92,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Train one local step (fedavg: one pass) of every method that has unfinished runs."""
+        """Train one local step (fedavg: one pass) of each phase of every method that has unfinished runs."""
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1

@@ -25,8 +25,6 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
-    """The record of a run, on every rank. Collective."""
-
     def __init__(
         self,
         training: Training,
@@ -42,8 +40,8 @@ class RunRecord:
     ):
         """Write the run's settings, and report its start to ``watch``.
 
-        ``start`` is the checkpoint from which the run resumes, if any; ``inside`` is the same if it is in this folder.
-        ``trained``: ``start`` is the trained network.
+        ``start``: the checkpoint from which the run resumes, if any. ``inside``: ``start`` if it is in this folder.
+        ``trained``: True if ``start`` is the trained network.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
@@ -113,7 +111,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before the diverged round, and add its path to the error."""
+        """Save the network from before the diverged round, and add its path to the error, unless it is not finite."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -199,7 +197,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the test score of the saved best network. Collective; it may replace the weights in memory."""
+    """Return the saved best network with its test score, None without one. Collective; may replace weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

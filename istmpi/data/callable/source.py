@@ -1,4 +1,4 @@
-"""Map-style data sets of torch that a user's FILE.py:function returns; torch is imported when one is called."""
+"""Map-style data sets of torch that a user's FILE.py:function returns. This module itself imports no torch."""
 
 import inspect
 import re
