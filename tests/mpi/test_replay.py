@@ -10,14 +10,16 @@ from replay_cases import MLP, OTHERS
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
 from small import small_run
 
-pytestmark = pytest.mark.both
+REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
+REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
+"""Cases for an MPI library, too: ways of a round that `test_simulated` has not."""
 
 
 def at(ranks, cases):
     """Cases at a number of ranks where they are simulated, and at all that are recorded elsewhere."""
     everywhere = "ISTMPI_RECORD" in os.environ or "mpirun_ranks" in sys.modules
     mark = pytest.mark.ranks(only=[1, 2, 3, 4] if everywhere else [ranks])
-    return [pytest.param(case, marks=mark) for case in cases]
+    return [pytest.param(case, marks=[mark, *[pytest.mark.both] * (case in REAL)]) for case in cases]
 
 
 @pytest.mark.ranks(only=[1, 2, 3, 4])
