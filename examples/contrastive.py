@@ -1,9 +1,9 @@
-"""Two inputs, two towers and a contrastive loss: the upper half of a digit finds its lower half among others.
+"""Two inputs, two towers and a contrastive loss: the network finds a digit's lower half from its upper half.
 
     mpirun -n 4 python examples/contrastive.py
     mpirun -n 4 python examples/contrastive.py local-sgd 128 60      # the control: towers as narrow as a rank's
 
-On 4 ranks: 0.364 are found first among 90, for 12.0 MB sent; the control 0.350 for 24.3 MB (2bd5872).
+On 4 ranks, 0.364 of the halves are first of 90, for 12.0 MB sent; the control reaches 0.350 for 24.3 MB (2bd5872).
 """
 
 import sys

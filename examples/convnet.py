@@ -1,11 +1,11 @@
-"""A convolutional network of one's own: plain PyTorch, nothing of istmpi in it.
+"""A convolutional network in plain PyTorch, which does not import istmpi.
 
     istmpi model examples/convnet.py:ConvNet                      # which widths can be dealt out, and what P ranks hold
     mpirun -n 4 istmpi train --model examples/convnet.py:ConvNet  # 8x8 digits, which come with istmpi
     mpirun -n 4 istmpi train --model examples/convnet.py:ConvNet --set model.channels=[64,128] --hidden 256
 
-The integers among the arguments of the constructor are its widths: here ``channels1``, ``channels2`` and ``hidden``.
-Each rank trains this very class, built with a share of them. ``shape`` and ``outputs`` are filled in from the data.
+The integer arguments of the constructor are its widths: here ``channels1``, ``channels2`` and ``hidden``. Each rank
+trains this class with smaller widths. istmpi fills in ``shape`` and ``outputs`` from the data.
 """
 
 from torch import nn
@@ -18,7 +18,7 @@ class ConvNet(nn.Module):
     def __init__(self, shape, outputs, channels=(32, 64), hidden=128, dropout=0.1):
         super().__init__()
         depth, height, width = shape
-        # A bias in front of a batch normalisation would have no effect.
+        # A bias before a batch normalisation would have no effect.
         self.first = nn.Conv2d(depth, channels[0], 3, padding=1, bias=False)
         self.first_norm = nn.BatchNorm2d(channels[0])
         self.second = nn.Conv2d(channels[0], channels[1], 3, padding=1, bias=False)

@@ -1,10 +1,10 @@
-"""A small EfficientNet of `timm`, as it comes: what its blocks expand to is dealt out, and its last features.
+"""A small EfficientNet of `timm`, unchanged. The expanded channels of its blocks and its last features are dealt out.
 
     istmpi model examples/efficientnet.py:Net --shape 3x32x32
     mpirun -n 4 istmpi train --data cifar.h5 --model examples/efficientnet.py:Net --set optimizer.name=adam --lr 0.003
 
-timm rounds the channels that a block expands to to a multiple of 8, so a unit of ``expand`` is 8 of them. The channels
-between blocks and those of squeeze-and-excitation are no arguments, and stay whole.
+timm rounds a block's expanded channels to a multiple of 8, so a unit of ``expand`` is 8 channels. The channels between
+blocks and those of squeeze-and-excitation are not arguments, and stay whole.
 """
 
 from timm.models.efficientnet import EfficientNet, decode_arch_def

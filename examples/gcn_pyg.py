@@ -1,10 +1,10 @@
-"""Graph convolutions of `torch_geometric`, as they come, on a graph that `istmpi prepare graph` has prepared.
+"""Graph convolutions of `torch_geometric`, unchanged, on a graph that `istmpi prepare graph` has prepared.
 
     istmpi model examples/gcn_pyg.py:Gcn --data cora.h5
     mpirun -n 4 istmpi train graph --data cora.h5 --model examples/gcn_pyg.py:Gcn
 
-Hidden units are dealt out, features and classes are on every rank. Node i hears from the nodes
-``columns[offsets[i]:offsets[i + 1]]``; torch_geometric wants pairs of a node that is heard and one that hears.
+Hidden units are dealt out; features and classes are on every rank. Node i receives from the nodes
+``columns[offsets[i]:offsets[i + 1]]``; torch_geometric needs pairs of a sender and a receiver.
 """
 
 import torch

@@ -1,11 +1,11 @@
-"""A small Llama of `transformers`, as it comes: its heads and its feed-forward units are dealt out.
+"""A small Llama of `transformers`, unchanged. Its heads and its feed-forward units are dealt out.
 
     istmpi model examples/llama.py:Llama
     mpirun -n 4 istmpi train --model examples/llama.py:Llama --set optimizer.name=adam --lr 0.003
 
-It reads the rows of an image, or whatever the last axis of an example has, as tokens, and tells the class behind the
-last one. ``hidden_size`` is the width of the residual stream, which stays whole unless ``method.partition`` names it;
-transformers wants a multiple of the heads there, also of those of a rank: 96 is one of 8, 4, 3, 2 and 1.
+It reads the rows of an image, or of another example's last axis, as tokens, and predicts the class after the last one.
+``hidden_size`` is the width of the residual stream, which stays whole unless ``method.partition`` names it. It must be
+a multiple of the heads, also of those of a rank: 96 is a multiple of 8, 4, 3, 2 and 1.
 """
 
 from torch import nn
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Llama(nn.Module):
-    """What is an argument can be dealt out; the size of a head is none, so that fewer heads are no larger."""
+    """Arguments can be dealt out. The size of a head is not an argument, so fewer heads have the same size."""
 
     def __init__(self, shape, outputs, num_attention_heads=8, intermediate_size=256, hidden_size=96, layers=2):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small Llama of `transformers`, as it comes, for text: its heads and its feed-forward units are dealt out.
+"""A small Llama of `transformers`, unchanged, for text. Its heads and its feed-forward units are dealt out.
 
 istmpi model examples/llama_text.py:Llama --shape 64 --outputs 256 --tokens
 mpirun -n 4 istmpi train --data text.h5 --model examples/llama_text.py:Llama --set optimizer.name=adamw --lr 0.002
@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Llama(nn.Module):
-    """The size of a head is no argument, so that fewer heads are no larger."""
+    """The size of a head is not an argument, so fewer heads have the same size."""
 
     def __init__(self, shape, outputs, num_attention_heads=8, intermediate_size=384, hidden_size=192, layers=4):
         super().__init__()

@@ -1,9 +1,10 @@
-"""A recurrent network for text: plain PyTorch, a table of tokens, layers of LSTM and a product.
+"""A recurrent network for text in plain PyTorch: a table of tokens, layers of LSTM and a product.
 
     istmpi model examples/lstm_text.py:Lstm --shape 64 --outputs 256 --tokens
     mpirun -n 4 istmpi train --data text.h5 --model examples/lstm_text.py:Lstm --set optimizer.name=adamw --lr 0.002
 
-The state of the LSTM is dealt out, all four gates of a unit together. So is ``embed``, if ``method.partition`` has it.
+The state of the LSTM is dealt out, with all four gates of a unit together, and also ``embed`` if ``method.partition``
+has it.
 """
 
 from torch import nn

@@ -1,10 +1,10 @@
-"""A small Mixtral of `transformers`, as it comes, for text: its experts are dealt out.
+"""A small Mixtral of `transformers`, unchanged, for text. Its experts are dealt out.
 
     istmpi model examples/mixtral.py:Mixtral --shape 64 --outputs 256 --tokens
     mpirun -n 4 istmpi train --data text.h5 --model examples/mixtral.py:Mixtral --set optimizer.name=adamw --lr 0.002
 
-A rank has a share of each layer's experts, the router's rows for them, and all attention. The best two of those that
-are there have weights that add up to 1: a mean, which the full network takes over its own best two.
+A rank has some of each layer's experts, the router's rows for them, and all attention. The weights of its best two
+experts add up to 1, so their sum is a mean. The full network takes the mean of its own best two.
 """
 
 from torch import nn

@@ -1,9 +1,9 @@
-"""Discs found in noisy images, pixel by pixel: a small U-Net with its own loss, and the Dice score.
+"""A small U-Net finds discs in noisy images, pixel by pixel, with its own loss and the Dice score.
 
     mpirun -n 2 istmpi train --data examples/segmentation.py:splits --model examples/segmentation.py:UNet \
         --optimizer adam --lr 0.01 --rounds 5 --local-steps 10 --batch 16
 
-The data set, the loss and the score are plain PyTorch. Dice after five rounds: 0.93.
+The data set, the loss and the score are plain PyTorch. The Dice score after five rounds is 0.93.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class Discs(torch.utils.data.Dataset):
         for row, column, radius in zip(*random.uniform(6, 26, (2, 3)), random.uniform(3, 7, random.integers(1, 4))):
             mask |= (rows - row) ** 2 + (columns - column) ** 2 < radius**2
         image = 0.7 * mask + random.normal(0, 0.5, (32, 32))
-        if self.mirrored and torch.rand(()) < 0.5:  # drawn anew in every pass; a resumed run draws the same
+        if self.mirrored and torch.rand(()) < 0.5:  # drawn again in every pass; a resumed run draws the same
             image, mask = image[:, ::-1], mask[:, ::-1]
         return torch.tensor(image[None].copy(), dtype=torch.float32), torch.tensor(mask.copy(), dtype=torch.float32)
 
@@ -52,7 +52,7 @@ class UNet(nn.Module):
     def __init__(self, fine=16, middle=32, coarse=64):
         super().__init__()
         self.first, self.second, self.third = Block(1, fine), Block(fine, middle), Block(middle, coarse)
-        # A product with two concatenated tensors is the sum of two products, of which each axis has one width.
+        # A product with two concatenated tensors is the sum of two products. Each of their axes has one width.
         self.up, self.across = nn.Conv2d(coarse, middle, 1), nn.Conv2d(middle, middle, 3, padding=1)
         self.up_again, self.across_again = nn.Conv2d(middle, fine, 1), nn.Conv2d(fine, fine, 3, padding=1)
         self.last = nn.Conv2d(fine, 1, 1)

@@ -1,9 +1,9 @@
-"""Where is the digit? Two numbers for each image, learnt with a Huber loss.
+"""A network finds a digit in an image: it predicts two numbers, with a Huber loss.
 
     mpirun -n 2 istmpi train --data examples/two_targets.py:splits --model examples/two_targets.py:Finder \
         --optimizer adam --lr 0.005 --schedule cosine --rounds 10 --batch 32
 
-Mean distance at the end: 1.0 of the 32 pixels of an image.
+The mean distance at the end is 1.0 of the 32 pixels of an image.
 """
 
 from importlib import resources
@@ -24,7 +24,7 @@ class Placed(torch.utils.data.Dataset):
         return len(self.digits)
 
     def __getitem__(self, index):
-        if self.moves:  # drawn anew in every pass; a resumed run draws the same
+        if self.moves:  # drawn again in every pass; a resumed run draws the same
             row, column = torch.randint(25, (2,)).tolist()
         else:
             row, column = index % 25, index // 25 % 25

@@ -1,9 +1,9 @@
-"""A variational autoencoder: forward returns several tensors, and the loop makes its loss of two parts of them.
+"""A variational autoencoder: forward returns several tensors, and the loop computes a loss with two parts.
 
     mpirun -n 4 python examples/vae.py
     mpirun -n 4 python examples/vae.py local-sgd 128 60      # the control: a network as narrow as a rank's
 
-On 4 ranks: 23.8 nats an image of the test for 14.3 MB sent; the control 23.3 for 28.7 MB (2bd5872).
+On 4 ranks, the test loss is 23.8 nats an image for 14.3 MB sent; the control reaches 23.3 for 28.7 MB (2bd5872).
 """
 
 import sys
@@ -19,7 +19,7 @@ import istmpi
 
 
 class VAE(nn.Module):
-    """Without noise in evaluation: a network that draws there cannot be proved."""
+    """A network without noise in evaluation: istmpi refuses random numbers there."""
 
     DEALT = ("hidden",)
 

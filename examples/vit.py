@@ -1,9 +1,9 @@
-"""A small vision transformer of `timm`, as it comes: its heads and its feed-forward units are dealt out.
+"""A small vision transformer of `timm`, unchanged. Its heads and its feed-forward units are dealt out.
 
     istmpi model examples/vit.py:ViT
     mpirun -n 4 istmpi train --model examples/vit.py:ViT --set optimizer.name=adam --lr 0.003
 
-An image of whatever size is cut into 4 x 4 patches.
+It cuts an image of any size into 4 x 4 patches.
 """
 
 from timm.layers import Attention
@@ -11,14 +11,14 @@ from timm.models import VisionTransformer
 
 
 class Attention16(Attention):
-    """Heads of 16 numbers: by default timm divides the width by the heads, and fewer heads were larger ones."""
+    """Heads of 16 numbers. By default, timm divides the width by the number of heads, so fewer heads are larger."""
 
     def __init__(self, dim, **settings):
         super().__init__(dim, attn_head_dim=16, **settings)
 
 
 class ViT(VisionTransformer):
-    """What is an argument can be dealt out; the residual stream is none, and stays whole."""
+    """Arguments can be dealt out. The width of the residual stream is not an argument, so the stream stays whole."""
 
     def __init__(self, shape, outputs, num_heads=8, mlp_hidden=256, depth=2):
         images = {"img_size": shape[1:], "patch_size": (shape[1] // 4, shape[2] // 4), "in_chans": shape[0]}

@@ -1,8 +1,9 @@
 """Independent Subnet Training for MPI machines. The names to import from here are the interface (docs/library.md).
 
 A unit is a neuron, a channel, a head or a block of layers; the units of a layer form a group. A round's deal gives each
-rank units of every group, which it holds, i.e. trains as its subnet. Between rounds each weight is with its owner. A
-pull brings it to its holders, a push back, a hop to the next holders.
+rank units of every group. The rank holds them: it trains them as its subnet. Each weight also has an owner, the rank
+that keeps it while no rank trains it. A pull brings weights from owners to holders, a push back, a hop to the next
+holders.
 """
 
 from importlib import import_module
@@ -34,7 +35,7 @@ _PLACES = {
     "with_loss": "models.moe",
     "world": "comm",
 }
-"""The module of each public name. It is imported only when used: help and plans need not wait for torch or MPI."""
+"""The module of each public name, imported when the name is used: help and plans need not wait for torch or MPI."""
 
 __all__ = list(_PLACES)
 

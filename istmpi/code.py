@@ -14,9 +14,9 @@ from istmpi.errors import ConfigError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """Import the module of FILE.py:NAME or package.module:NAME, and return it and NAME. This runs its code.
+    """Import, and so run, the module in ``name`` (FILE.py:NAME or package.module:NAME); return the module and NAME.
 
-    ``option`` and ``what`` are the place and the kind of the name, for messages. Raises ConfigError if that fails.
+    ``option`` and ``what``: the place and the kind of the name, for messages. Raises ConfigError if the import fails.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():
@@ -36,7 +36,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. Raises RuntimeError if the code has switched torch's gradients off or on."""
+    """A context for foreign code. If it left torch's gradients switched, puts them back and raises RuntimeError."""
     import torch
 
     before = torch.is_grad_enabled()

@@ -15,7 +15,10 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def choose_device(wanted: str, local: Communicator) -> torch.device:
-    """Return this rank's device. With CUDA, the ranks of a host (``local``) take its devices in turn."""
+    """Return this rank's device. The ranks of a host (``local``) take its CUDA devices in turn, if there are any.
+
+    ``wanted``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
+    """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
     if wanted == "cpu" or not torch.cuda.is_available():
@@ -28,7 +31,7 @@ def usable_cores() -> list[int]:
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's share of the cores it may use. Ranks of its host (``local``) divide a core that they share.
+    """Return this rank's share of the cores it may use, at least 1. Ranks of its host (``local``) divide shared cores.
 
     Collective.
     """
@@ -38,7 +41,7 @@ def fair_threads(local: Communicator) -> int:
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``wanted``, else OMP_NUM_THREADS, else its share of the cores. Collective."""
+    """Set and return this rank's threads: ``wanted``; if 0, OMP_NUM_THREADS, else a share of the cores. Collective."""
     shared = fair_threads(local)
     threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)

@@ -1,12 +1,12 @@
-"""Every error that a user can meet, as one tree.
+"""The errors that istmpi raises for its users, as one tree.
 
     IstmpiError                exit 1   something istmpi itself got wrong or could not foresee
     ├── UserError              exit 2   what the user gave cannot be used (also a ValueError)
     │   ├── ConfigError                 a run file, an option, an axis pattern, a deal that cannot be made
     │   ├── DataError                   a data file that is missing, damaged or of the wrong kind
     │   └── LaunchError                 mpirun, the MPI library and the ranks do not fit together
-    ├── DivergedError          exit 3   the loss is no longer finite
-    ├── SimulationError        exit 1   simulated ranks wait for ever, or one of them was killed (exit 137)
+    ├── DivergedError          exit 3   the loss, a score or the network is no longer finite
+    ├── SimulationError        exit 1   a simulated job failed, or one of its ranks was killed (exit 137)
     ├── OutputError            exit 74  a result cannot be written
     ├── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
     └── StuckError             exit 76  a rank is stuck, or the launcher is gone; resume from a checkpoint
@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 class IstmpiError(Exception):
-    """Base of all errors that istmpi raises on purpose."""
+    """Base of the errors that istmpi raises for its users."""
 
     exit_code = 1
     everywhere = False
@@ -36,7 +36,7 @@ class UserError(IstmpiError, ValueError):
 
 
 class ConfigError(UserError):
-    """A setting, an axis pattern or a deal that makes no sense."""
+    """A setting, an option, a network or a deal that cannot be used."""
 
 
 class DataError(UserError):
@@ -48,17 +48,17 @@ class LaunchError(UserError):
 
 
 class DivergedError(IstmpiError):
-    """A loss that is no longer finite; the last good weights are still in the store."""
+    """A loss, a score or a network that is no longer finite."""
 
     exit_code = 3
 
 
 class SimulationError(IstmpiError):
-    """A job of a simulated cluster that did not end by itself."""
+    """A job of simulated ranks that did not end as it should."""
 
 
 class OutputError(IstmpiError):
-    """A result that cannot be written."""
+    """A result that cannot be written, or a run's folder that another run has taken."""
 
     exit_code = 74
 
@@ -80,9 +80,9 @@ LONGEST_WORD = 100
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``"; did you mean X?"`` for the nearest known word, else the list of known words, each with the prefix.
+    """Return ``"; did you mean X?"`` for the known word nearest to ``word``; the list of known words if none is near.
 
-    A word longer than `LONGEST_WORD` gets an empty text.
+    ``prefix`` precedes each known word. A ``word`` longer than `LONGEST_WORD` gets an empty text.
     """
     words = sorted(known)
     if len(word) > LONGEST_WORD:

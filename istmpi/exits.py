@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     Outputs = torch.Tensor | Sequence[torch.Tensor]
-    """Outputs as a network returns them, each ``[b, outputs]``."""
+    """A network's outputs as it returns them: one tensor, or a list or tuple with one for each exit."""
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
@@ -25,7 +25,7 @@ def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
 
 
 def joined(returned: Outputs) -> torch.Tensor:
-    """Return the outputs of all exits side by side, ``[b, exits * outputs]``."""
+    """Return the outputs ``[b, outputs]`` of all exits side by side, ``[b, exits * outputs]``."""
     import torch
 
     outputs = outputs_of(returned)
@@ -35,7 +35,7 @@ def joined(returned: Outputs) -> torch.Tensor:
 def weighted_loss(
     loss: Callable[..., torch.Tensor], returned: Outputs, targets: torch.Tensor, weights: Sequence[float], **how: str
 ) -> torch.Tensor:
-    """Return the sum over exits of a task's loss times the exit's weight. Without ``weights`` each weight is 1."""
+    """Return the sum over exits of ``loss`` (called with ``how``) times the exit's weight, 1 without ``weights``."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
@@ -43,7 +43,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless the loss has one weight for each exit, not all zero, or no weights."""
+    """Raise ConfigError unless there are no ``weights``, or one for each exit and not all 0. ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

@@ -12,7 +12,7 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""The endings of files that a run reads in its folder. Other names may be folders; writing to these fails later."""
+"""Endings of names that must be files in a run's folder. A folder with another name is refused only if written to."""
 
 
 def temporary(path: Path) -> Path:
@@ -29,8 +29,8 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """A context that uses a folder for results. An OSError becomes a ConfigError."""
+def preparing(path: Path) -> Iterator[None]:
+    """A context that prepares a folder for results. An OSError becomes a ConfigError, because no run has begun."""
     try:
         yield
     except OSError as error:
@@ -39,7 +39,7 @@ def usable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context that writes a result. An OSError becomes an OutputError."""
+    """A context that writes the result ``path``. An OSError becomes an OutputError."""
     try:
         yield
     except OSError as error:
@@ -50,21 +50,21 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def named_at_last(beside: Path, path: Path) -> None:
-    """Sync a written file to disk, and rename it to its final name."""
+    """Sync the written file ``beside`` to disk, and rename it to ``path``."""
     sync(beside)
     beside.replace(path)
     sync(path.parent)
 
 
 def require_files(folder: Path) -> None:
-    """Raise ConfigError if a run's folder holds a pipe, a device or the like, or a folder in a file's place."""
+    """Raise ConfigError if a run's folder, or its checkpoints, has a pipe, a device, or a folder in a file's place."""
     for path in (folder, folder / "checkpoints"):
         for inside in path.iterdir() if path.is_dir() else ():
             require_file(inside, or_folder=inside.suffix not in _OF_FILES)
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """Raise ConfigError if the path exists and is no regular file: opening it may take for ever."""
+    """Raise ConfigError if a path exists but is no file (or allowed folder): opening a pipe may take for ever."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -82,9 +82,9 @@ def require_free(path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write. It gets its name only if the block ends without an exception. A pipe is written directly.
+    """Open a file to write. It gets its name if the block ends without an exception; else an older file stays.
 
-    Raises OutputError if the file cannot be written. Then nothing is left behind, and an older file is unchanged.
+    A pipe or a device is written directly. Raises OutputError if the file cannot be written.
     """
     place = path.resolve()
     plain = place.is_file() or not place.exists()

@@ -23,9 +23,9 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of a metrics.jsonl. It is read into memory whole, like the files above."""
+"""The most bytes of a metrics.jsonl, which is read into memory whole, as are TOML and JSON files."""
 MOST = 1e30
-"""The largest figure of a run or of a cluster."""
+"""The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
 """The most characters of a message. A longer one is cut in its middle, since the cure stands at its end."""
 
@@ -52,7 +52,7 @@ def one_line(message: object) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a JSON value to compare and show. Texts become printable; long or nested values are cut."""
+    """Return a JSON value to compare and show: each text printable and cut to `LINE`, a nested value as JSON text."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
@@ -79,7 +79,7 @@ def is_number(text: str) -> bool:
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Return False for a text with forms that only Python takes for numbers: 1_0, digits of other scripts."""
+    """Return False for a text with ``_`` or beyond ASCII: Python takes 1_0 and digits of other scripts for numbers."""
     return text.isascii() and "_" not in text
 
 
@@ -99,9 +99,9 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context in which a library reads a file. Errors of the given kinds, or for lack of memory, become DataError.
+    """A context in which a library reads a file. Errors of the given ``kinds`` and of `_LIMITS` become DataError.
 
-    ``subject`` is the file's name in the message, ``cure`` its last sentence. Errors of istmpi pass unchanged.
+    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged.
     """
     try:
         yield
@@ -112,7 +112,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error: the system's words, else the first line of its text, else its class."""
+    """Return the reason of an error in one line: the system's or our words, else its first line, else its class."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -135,7 +135,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return the error for foreign code that ended the program too early; None for istmpi's own code."""
+    """Return the error for foreign code that ended the program by ``error``; None if istmpi's own code did."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
@@ -143,7 +143,7 @@ def left(error: BaseException) -> IstmpiError | None:
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a place in the code. ``code`` is the exit status that was asked for."""
+    """Return the error of `left` for a line of a file; None for istmpi's. ``how`` ended the program with ``code``."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
@@ -156,9 +156,10 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 
 @contextmanager
 def staying(*others: type[BaseException]) -> Iterator[None]:
-    """A context that runs foreign code, which must not end the program: an attempt becomes an IstmpiError.
+    """A context that runs foreign code, which must not end the program: its attempt becomes an IstmpiError.
 
-    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. Those
+    of istmpi itself pass unchanged.
     """
     try:
         yield
@@ -170,7 +171,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
 
 
 def exists(path: Path) -> bool:
-    """Return True if a path exists; False for a name that no file can have."""
+    """Return True if a path exists; False also if the system refuses the path."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -211,9 +212,9 @@ def toml_value(text: str) -> Any:
 
 
 class Fields:
-    """A JSON object that may hold anything. Each method checks the kind of a value before it returns it.
+    """A JSON object that may hold anything. Its methods, except `value`, check a value's kind before they return it.
 
-    A wrong or missing value raises DataError: ``subject`` is the file's name in it, ``cure`` its last sentence.
+    A wrong or missing value raises DataError: ``subject`` begins its message, ``cure`` is the last sentence.
     """
 
     def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):

@@ -1,6 +1,6 @@
 """HDF5 files that guard themselves: the common part of checkpoints and prepared data sets.
 
-    /                 attribute ``checksum``: the CRC-32 of everything but the datasets' values, see `seal`
+    /                 attribute ``checksum``: the CRC-32 of what `seal` lists
     /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
                       ``n*b//blocks`` to ``n*(b+1)//blocks``
 
@@ -46,7 +46,7 @@ Kind = TypeVar("Kind")
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file as a ``kind``, which reads its structure. Raises a one-line DataError for a damaged file."""
+    """Open a file as a ``kind``, which reads its structure. Raises a one-line DataError, with ``cure``, if damaged."""
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. Errors become a one-line DataError, but not MemoryError and most of istmpi's."""
+    """A context that reads a file. Errors but MemoryError and istmpi's become a DataError; ConfigError, too."""
     try:
         yield
     except ConfigError as error:
@@ -70,7 +70,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return the version of an open file's format. Raises DataError for another format or version."""
+    """Return the version of an open file's format. DataError for another one, or if the checksum contradicts it."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -124,7 +124,7 @@ def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tu
 
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
-    """Write the checksum of all attributes, the list of datasets and the values in /checksums. Call it last."""
+    """Write the CRC-32 of the file's and datasets' attributes, the list of datasets and /checksums. Call it last."""
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
@@ -185,7 +185,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return every dataset of the file itself by its path, in the file's order."""
+    """Return every dataset of the file itself by its path, in the order of names."""
     by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
@@ -197,7 +197,7 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return the dataset at a path; None if there is none. Raises ValueError if the path has a link."""
+    """Return the dataset at a path; None if there is none. Raises ValueError for a soft or external link."""
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.
@@ -245,9 +245,9 @@ def checksum_errors(
     read: Read = lambda nbytes: None,
     paths: Collection[str] | None = None,
 ) -> Iterator[str]:
-    """Yield a line for each block of rows with a wrong checksum: every ``parts``-th block, from number ``part`` on.
+    """Check every ``parts``-th block of rows, from number ``part`` on; yield a line for each wrong checksum.
 
-    ``paths``: the datasets to check, by default all.
+    ``paths``: the datasets to check, by default all that have checksums.
     """
     number = 0
     for path, dataset in datasets(file).items():

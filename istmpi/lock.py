@@ -1,8 +1,9 @@
-"""Locks a folder for one run at a time: a file in it says whose it is.
+"""Locks a folder for one run at a time: a file in it names the run's process.
 
 The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
 system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over: on
-the same host once the process is gone, on other hosts once nobody has touched the file for a while.
+the same host once the process is gone, on others once nobody has touched the file for a while, after a restart of the
+same SLURM job at once.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import require_file, temporary, usable
+from istmpi.files import preparing, require_file, temporary
 
 FILE = "lock.json"
 
@@ -26,7 +27,7 @@ SECONDS_BETWEEN_TOUCHES = 10.0
 SECONDS_UNTIL_LEFT = 120.0
 """The age at which another host's file counts as left over. File systems may show its time a minute late."""
 SECONDS_TO_END = 10.0
-"""The time that a process of this host gets to end: its launcher may still be ending it."""
+"""The seconds to wait for a process of this host: its launcher may be ending it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -34,14 +35,14 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 class FolderLock:
     """A lock on a folder, until it is released or this process ends. It creates the folder if needed.
 
-    ``note`` gets a message if it takes long to see whether another run holds the folder. Raises ConfigError if one
-    does, or if the folder cannot be written.
+    ``note`` gets a message if the file is another host's, so that a decision may take `SECONDS_UNTIL_LEFT`. Raises
+    ConfigError if another run holds the folder, or if it cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
         self._own = json.dumps(_this_process()) + "\n"
-        with usable(folder):
+        with preparing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
             while not _create(self._own, self.path):
@@ -62,7 +63,7 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone, or remove it if it is left over. Raises ConfigError if it is in use."""
+        """Wait until the file is gone or another, or remove it if left over. Raises ConfigError if it is in use."""
         text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):

@@ -3,8 +3,8 @@
 The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
 cross-entropy of each label for itself, summed over all.
 
-For an example, both are ``total(logits) - sum over the example's labels of weight * logit``. So a few numbers hold what
-a part of the labels contributes, and no logits need to travel (`parts_of`).
+For an example with labels, both are ``total(logits) - sum over its labels of weight * logit``. So a few numbers hold
+what a part of the labels contributes, and no logits need to travel (`parts_of`).
 
 PSP@k is a precision at k in which a hit counts 1 / propensity of its label, divided by the best ranking's value
 (Jain, Prabhu and Varma, KDD 2016).
@@ -57,7 +57,7 @@ def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
     """Return the contribution of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to each example.
 
-    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers.
+    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers, or -inf.
     """
     import torch
 
@@ -80,7 +80,7 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest logits of each example and their places ``[b, count]``. The lower place wins a tie."""
+    """Return each example's largest logits in order, and their places, ``[b, count]``. The lower place wins a tie."""
     import torch
 
     values, places = logits.topk(count, dim=1)
@@ -97,10 +97,10 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples, which give loss and `scores`. ``propensities``: A and B of `inverse_propensities`."""
+    """Sums over examples, for loss and `scores`. ``propensities``: A and B of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
-    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, those of the best one."""
+    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, and the best ranking's."""
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
         """``counts``: the number of training rows, out of ``rows``, with each label."""

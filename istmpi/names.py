@@ -20,24 +20,21 @@ SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
 """Activations of mlp, as `torch.nn` calls them."""
 NORMS = ("batch", "layer", "none")
-"""Normalisations of mlp."""
 
 
 def is_own(name: Any) -> bool:
-    """Return True if a network's name is that of a user's own class."""
     return isinstance(name, str) and ":" in name
 
 
 def is_module(name: Any) -> bool:
-    """Return True if a network is a plain torch.nn.Module: the user's own, or one that ships."""
+    """Return True if a network is a plain torch.nn.Module: the user's own, or one of `NETWORKS`."""
     return isinstance(name, str) and (is_own(name) or name in NETWORKS)
 
 
 def place_of(name: str) -> str:
-    """Return the place of a network's class, as FILE.py:Class or package.module:Class."""
     return SHIPPED.get(name, name)
 
 
 def class_of(name: Any) -> str:
-    """Return the class in a network's name, without its place; an empty text for one that is no plain module."""
+    """Return the class in a network's name, without its place; an empty text unless `is_module`."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

@@ -1,4 +1,4 @@
-"""Keeps a run's record in its folder: a line of metrics for every round, and a summary of the time spent."""
+"""Keeps a run's record in its folder: a line of metrics for every round, and a summary at its end."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from istmpi import lock
 from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_file, require_files, usable, writing
+from istmpi.files import preparing, require_file, require_files, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -19,14 +19,14 @@ SETTINGS = "run.toml"
 SUMMARY = "summary.json"
 FAILURE = "failure.json"
 COMPARISON = "comparison.json"
-"""The file in a comparison's folder with what its runs have in common beside their settings."""
+"""The file in a comparison's folder with the number of ranks."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the job script describes the machine. It may exist before the run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items that are neither None nor NaN, as the ``dict_factory`` of `dataclasses.asdict`."""
+    """Return the items with values other than None and NaN: a ``dict_factory`` for `dataclasses.asdict`."""
     return {name: value for name, value in items if value is not None and value == value}
 
 
@@ -40,10 +40,10 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a run's folder, not created yet: ``wanted``, or the first free one of runs/NAME, runs/NAME-2, ...
+        """Return a run's folder without creating it: ``wanted``, else the first free runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` the folder may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder with the
-        checkpoint ``resume``. Raises ConfigError if the folder holds anything else: no foreign file is overwritten.
+        With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or that of the checkpoint
+        ``resume`` (DataError if that does not exist). Raises ConfigError if it is in use, or as `require_usable` does.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -62,12 +62,12 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds no run.
+        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds files but no run.
 
-        Files of the lock and the job script do not count.
+        Files of the lock and the job script do not count. A pipe, or a folder in a file's place, is always refused.
         """
         path = self.path
-        with usable(path):
+        with preparing(path):
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
@@ -76,7 +76,7 @@ class RunFolder:
                 raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
 
     def make(self) -> None:
-        with usable(self.path):
+        with preparing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
 
@@ -111,7 +111,7 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read the lines of a file. Raises DataError if a line has no round."""
+        """Read a file as `metrics` does. Raises DataError if it is unreadable or a line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

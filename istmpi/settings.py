@@ -120,7 +120,7 @@ def _draft_7(node: Any) -> Any:
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     """Return a setting's value as its type ``hint``: a whole number may stand for a float, a list for a tuple.
 
-    ConfigError names ``source``, the setting's ``name``, its value and what it must be.
+    Raises ConfigError for another value, with ``source``, the setting's ``name`` and what it must be.
     """
     where = f"{source}: {name} = {shown(value)}"
     parts = value if isinstance(value, list | tuple) else (value,)

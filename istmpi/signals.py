@@ -1,4 +1,4 @@
-"""Takes signals to this process as requests to stop, from its start on."""
+"""Takes signals to this process as requests to stop, from the first call of `receiver` on."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _SAME_REQUEST = 0.5
 
 
 class Receiver:
-    """Takes the process's signals; a second SIGTERM or Ctrl-C ends the process at once. Use `receiver` to get it.
+    """Takes the process's signals; a later SIGTERM or Ctrl-C ends the process at once. Use `receiver` to get it.
 
     A thread receives the signals, since the main thread may be waiting inside MPI. Create it in the main thread.
     """

@@ -1,4 +1,4 @@
-"""Tasks: the loss that training reduces, and the score that judges a network; importing it does not import torch.
+"""Tasks: the loss that training reduces, and the score that judges a network. This module imports torch only when used.
 
 A new task is a class here and its name in `TASKS`. The class has all facts on the task.
 """
@@ -37,7 +37,7 @@ def _functional() -> ModuleType:
 
 
 class Task(ABC):
-    """A loss and a score, each a mean over examples."""
+    """A loss, which is a mean over examples, and a score, made of such means."""
 
     score: str
     higher_is_better = True
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The true labels among the k ranked first, for each k of `AT`; then the points of micro-F1."""
+    """The length of `points`: for each k of `AT` the true labels among the k ranked first; then those of micro-F1."""
     several_labels = distils = True
 
     @staticmethod

@@ -25,7 +25,6 @@ def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return a tree with ``function`` applied to every tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -40,7 +39,6 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree."""
     import torch
 
     if isinstance(tree, torch.Tensor):

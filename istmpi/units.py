@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 
 def in_seconds(value: float) -> str:
-    """Write seconds, never as a power of ten, so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
+    """Write seconds so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
     return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
 
 

@@ -31,7 +31,10 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List the checkpoints of a run's folder, or of its folder of checkpoints: the network first, then the last."""
+    """List the checkpoints of a run's folder: `NETWORK` first, then the others, the newest first; `BEST` is left out.
+
+    ``folder`` may also be the run's folder of checkpoints.
+    """
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
@@ -41,7 +44,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
     """Return the checkpoint of the latest round that is valid: its checksums fit. Collective.
 
     Returns None if there are no checkpoints. Raises DataError on every rank if there are some but none is valid. On
-    rank 0 ``note`` is called with a message about each invalid one.
+    rank 0 ``note`` is called with a message about each one that is skipped as invalid.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -134,7 +137,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; facts that cannot be read are None. Returns None if the file is gone.
+    """Describe one file of a folder; None if it is gone. ``problem`` is the reason if it cannot be read.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """

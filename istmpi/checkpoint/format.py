@@ -1,4 +1,4 @@
-"""The format of checkpoints (docs/formats.md): only this file defines groups and attributes.
+"""The format of checkpoints (docs/formats.md): their attributes, and how a file and its datasets are created.
 
 Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
 """
@@ -34,14 +34,14 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`, or ``digits``."""
+    """The KIND of `istmpi prepare`; or ``digits``, ``python`` (a user's function), ``program``."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural
     train: Natural
     """The number of training examples; 0 if each rank has its own data."""
     labels: Natural
-    """CRC-32 of the training labels; 0 if each rank has its own data."""
+    """CRC-32 of the training labels; 0 for text, and if each rank has its own data."""
     features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
 
@@ -52,7 +52,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes: scalars as numbers, everything else as JSON."""
+    """The root attributes on a run and its network: scalars as numbers, everything else as JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]
@@ -82,7 +82,7 @@ class Header:
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
     """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round and the next two;
-    empty unless shares change."""
+    empty while shares are equal or fixed."""
 
     blocks: _Upto = 0
     """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""
@@ -150,7 +150,7 @@ def create(
 ) -> dict[str, int]:
     """Write the attributes and create every dataset without values; return the file offset of each dataset.
 
-    ``checksums`` are all ranks' `parts_of_checksums`; the file's seal covers them, the attributes and the datasets.
+    ``checksums`` are all ranks' `parts_of_checksums`. The seal covers them, attributes and datasets; () for none.
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -160,8 +160,9 @@ def create(
         if piece.axes is not None:
             set_attribute(dataset, "axes", piece.axes)
         offsets[piece.path] = dataset.id.get_offset() or 0
-    guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
-    seal(file, {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)})
+    if checksums:
+        guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
+        seal(file, {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)})
     return offsets
 
 
@@ -187,8 +188,7 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
     """Create a file in memory on trial. Raises ConfigError if HDF5 or TOML cannot store its settings or names."""
     try:
         with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
-            pieces = with_checksums(pieces)
-            create(file, header, pieces, [parts_of_checksums(pieces)])
+            create(file, header, [*pieces], ())
         header.run.toml().encode()
     except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(

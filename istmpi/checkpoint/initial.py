@@ -1,4 +1,4 @@
-"""Reads initial weights from a network of istmpi, a .safetensors file, or a state dict saved by torch.
+"""Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by torch.
 
 A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network
 computes the same as the network in the file.
@@ -50,7 +50,6 @@ def _of_istmpi(checkpoint: Checkpoint) -> _File:
 
 
 def _safetensors(path: Path) -> _File:
-    """Open a .safetensors file, or all those in a folder, as Hugging Face's libraries write them."""
     library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
@@ -128,10 +127,11 @@ def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None 
 def begin_with(
     path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
 ) -> Fit:
-    """Set the parameters of a store to the values in a file, where names and shapes fit.
+    """Set a store, which has this rank's rows of the parameters, to the values in a file where names and shapes fit.
 
     Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps beginnings of names in the file
-    to those in the network. Raises DataError if the file cannot be read, ConfigError if nothing in it fits.
+    to those in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if
+    nothing in it fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
         fit, sources = _matched(path, file, network, renamed)
@@ -151,7 +151,7 @@ def begin_with(
 
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
-    """Set a store's rows of these parameters to the constructor's values; each rank constructs the whole network."""
+    """Set a store's rows of the parameters ``names`` to a constructed network's values; each rank constructs it."""
     values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
@@ -161,7 +161,7 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
 def _matched(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
-    """Return the fit of a file to a network, and each fitting parameter's name in the file."""
+    """Return the fit of a file to a network, and each fitting parameter's name there. ConfigError if none fits."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
     shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
@@ -186,7 +186,7 @@ def _matched(
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors that a file can set: parameters, and frozen floating-point parameters."""
+    """Return the shapes of all tensors that a file can set: parameters, and frozen floating-point ones with an axis."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
     frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
     shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
@@ -194,7 +194,7 @@ def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in exported files, where ``stage.linear.weight`` is ``stage.weight``."""
+    """Return a parameter's name in exported files: an mlp's ``stage.linear.weight`` is ``stage.weight`` there."""
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights. If it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
+    """Open a file of initial weights; if it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -228,7 +228,7 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 
 
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
-    """Remove prefixes of wrappers (module., _orig_mod., model.) if no name in a file fits.
+    """Remove a prefix that all names share (module., _orig_mod., model.), as long as no name in a file fits.
 
     If still no name fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
     """

@@ -44,7 +44,7 @@ MOMENTS = ("mean", "std")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter or a slot of its optimizer state, in the file."""
+    """A parameter, or one tensor (SLOT) of its optimizer state, in the file."""
 
     name: str
     """PARAMETER, or PARAMETER/SLOT."""
@@ -68,7 +68,7 @@ class Tensor:
 
 
 class Checkpoint:
-    """An open checkpoint whose structure fits its run, made by `open_checkpoint`."""
+    """An open checkpoint whose parameters fit its run, made by `open_checkpoint`."""
 
     def __init__(self, path: Path, file: h5py.File):
         self.path, self.file = path, file
@@ -260,7 +260,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure. Raises DataError if the file is not a checkpoint."""
+    """Open a checkpoint and check its structure. Raises DataError if it is missing, damaged or another file."""
     path = Path(path)
     with damage_named(path):
         if not path.is_file():

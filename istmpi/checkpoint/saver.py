@@ -40,9 +40,9 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 
 class Saver:
-    """Writes a run's checkpoints one after the other, by default in a thread. Collective, except `close`.
+    """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
 
-    After ``settings.max_failures`` failures in a row the next call raises OutputError. ``start``: the valid checkpoint
+    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
     from which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5
     creates one per file, and two threads that do so may deadlock; saving then does not use a thread.
     """
@@ -79,7 +79,7 @@ class Saver:
                 remove_leftovers(folder)
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        """Save a checkpoint; ``pieces`` may change as soon as this returns."""
+        """Save a checkpoint, or let the thread save it; ``pieces`` may change as soon as this returns."""
         self.wait()
         if self.background:
             staged = self._stage(pieces)

@@ -1,4 +1,4 @@
-"""Turns a rank's rows into pieces of a checkpoint, and back on any number of ranks."""
+"""Turns a rank's rows of parameters into pieces of a checkpoint, and back on any number of ranks."""
 
 import json
 import platform
@@ -22,7 +22,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
-"""A kind of slot in files of earlier versions: the weights at the start of a round that was stopped."""
+"""A kind of extra tensor (slot) in files of earlier versions: the weights at the start of a round that was stopped."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: batch normalisations' moments, arrays of `inputs_of`."""
+    """Yield what prediction needs beside weights, written by rank 0: batch normalisations' moments, ``inputs``."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -108,7 +108,7 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
-    """Fill the store; return the tensors that only this rank had.
+    """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
     Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
     """

@@ -28,7 +28,7 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """Return the writer ``wanted``, or for ``auto`` the first that all ranks have. Collective."""
+    """Return ``wanted``, or for ``auto`` the first writer of all ranks. ConfigError if one lacks it. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
 def _write_rows(
     dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
 ) -> None:
-    """Write rows ``start`` to ``stop`` of this rank's part. A rank without rows must call it, too: it is collective."""
+    """Write rows ``start`` to ``stop`` of this rank's part, if it has such rows. Collective."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
     here = dataset.get_space()

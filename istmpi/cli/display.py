@@ -50,7 +50,6 @@ class LiveView:
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
-        """Show the figures that fit into one line, the most important first."""
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
             self._score = f"{progress.score_name} {scored.score:.4f}"

@@ -1,4 +1,4 @@
-"""``istmpi``: finds the command, and turns whatever ends it into one message, from one rank, and an exit code."""
+"""``istmpi``: finds the command, and turns an error that ends it into a message and an exit code."""
 
 import importlib
 import io
@@ -259,7 +259,6 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _refusal_of_output(error: BaseException) -> OutputError | None:
-    """Return the error to report if standard output cannot be written; None for other errors."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
@@ -275,7 +274,7 @@ def _say(text: str) -> None:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error, on one rank if all have it, otherwise on each that failed. Return `_outcome`'s result."""
+    """Print the error, on one rank if all have it, otherwise on each that failed."""
     alone = not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,4 @@
-"""Finds the network of a run. No data are read if the command line gives layers or the data's shape."""
+"""Finds the network of a run. No data are read for a network of `has_table` if layers or a shape are given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError
+from istmpi.methods import limits
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.models.tables import Facts, has_table, table_of
@@ -44,7 +45,10 @@ def described(
     degree: float = DEGREE,
     ranks: int = 1,
 ) -> Described:
-    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data."""
+    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data.
+
+    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. ``ranks`` turns epochs into rounds.
+    """
     require_known(run.model.name)
     run = run.with_implied()
     if has_table(run.model.name) and (layers is not None or shape is not None):
@@ -77,7 +81,7 @@ def described(
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """Return a run's network, equal on every rank. Only rank 0 runs the user's code. Collective."""
+    """Return a run's network, equal on every rank; only rank 0 inspects it. Collective."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)
@@ -100,7 +104,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    cost.spec.require_dealable(run, network)
+    limits.require_dealable(cost.spec, run, network)
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # if blocks are dealt, a part's own lengths are expected values
     for part in cost.parts:
         held = deal.held(part.part.ranks[0])

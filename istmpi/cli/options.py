@@ -95,7 +95,7 @@ def memory(option: str, text: str) -> float:
 
 
 def ranks(option: str, text: str) -> list[int]:
-    """Return numbers of ranks: ``1,2,4``, or ``1..1000`` for the powers of two from 1 to 1000, and 1000."""
+    """Return numbers of ranks: those of ``1,2,4``, or of ``3..10`` both ends and the powers of two between them."""
     expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})

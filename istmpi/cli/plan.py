@@ -26,7 +26,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         require_dealable(run, network, phase)
     schedules.require_usable(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in costs))
     if isinstance(run.method.shares, str):
-        limits.require_changing_shares(METHODS[run.method.name], run, network, ranks)
+        limits.require_changing_shares(METHODS[run.method.name], run, network)
     alone, begun = cost(run.override({"method.shares": None}), network, 1), []
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of
@@ -44,7 +44,10 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """Return the plan's figures, in bytes, weights and FLOPs. Shapes and memory are those of the first phase."""
+    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: the cost and the rounds of each phase.
+
+    ``alone``: the cost on one process. Shapes, FLOPs and memory are those of the first phase.
+    """
     first = phases[0][0]
     largest, single = first.largest, alone.largest
     before, phase_figures = 0, []

@@ -99,7 +99,7 @@ def resolve(
 ) -> Run:
     """Return the run that a command line describes.
 
-    Raises ConfigError if --set changes a setting of ``refused``, which names the option to use instead.
+    Raises ConfigError for a wrong setting, and for one of ``refused``, which names the option to use instead.
     """
     run = run or DEFAULT
     loaded = Run.load(run)

@@ -1,4 +1,4 @@
-"""Averages tensors over all ranks, in place. The bytes move in the background while the caller still computes.
+"""Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads may call MPI.
 
 Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is summed in the order of ranks c+1, c+2, ..., c,
 whatever the timing: all ranks, and two runs, agree bit for bit. Encoded chunks go straight to rank c, which sums them
@@ -114,16 +114,17 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. The exchange begins at once."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. `finish` ends it."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
-        self._moving = _Moving(communicator)
+        self._flat, self._moving = flat, _Moving(communicator)
         self._moving.put(_Segment(flat, codec, 0, 0, communicator))
         self._moving.begin()
 
-    def finish(self) -> None:
-        """Wait until the tensor holds the mean. Its values pass through the codec twice, even on a single rank."""
+    def finish(self) -> torch.Tensor:
+        """Wait for the mean, and return it. Its values pass through the codec twice, even on a single rank."""
         self._moving.finish()
+        return self._flat
 
 
 class _Moving:

@@ -29,8 +29,8 @@ _watched = threading.Event()
 def expected() -> Iterator[None]:
     """End this process, and with it the job, if other ranks do not come during the block. Exit code 2.
 
-    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job,
-    too.
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job
+    with exit code 76.
     """
     if launched()[1] == 1:
         yield

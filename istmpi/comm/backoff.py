@@ -21,7 +21,7 @@ class Backoff:
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``, each time a little longer. Return at once if there was progress."""
+        """Pause after a poll without ``progress``: the first times not at all, then longer and longer."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

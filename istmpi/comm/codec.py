@@ -69,7 +69,7 @@ class Codec(Protocol):
 
 
 class BlockForm(Codec, Protocol):
-    """A value of the setting method.wire. To add one, write a class here and name it in `CODECS`."""
+    """A coding that the setting method.wire may name. To add one, write a class here and name it in `CODECS`."""
 
     itemsize: int
     """Bytes of a value, without its scale."""

@@ -1,8 +1,8 @@
 """A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the bytes.
 
-Values travel as bytes. `Traffic` counts those that this rank hands to MPI, or to its stand-in, for other ranks. No call
-blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to other ranks. `Whereabouts`
-knows meanwhile for which ranks it waits.
+Values travel as bytes. `Traffic` counts those of arrays that this rank hands to MPI for other ranks, not of Python
+objects. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
+other ranks. `Whereabouts` knows meanwhile for which ranks it waits.
 """
 
 import pickle
@@ -32,7 +32,7 @@ libraries before MPI-4.
 """
 
 LARGEST_CALL = 2**30
-"""The most bytes that one broadcast or all-gather moves, for the same reason."""
+"""The most bytes that one broadcast or all-gather moves: see `STAGING_BYTES`."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except those for scratch memory, one peer or requests."""
+    """A group of ranks. Methods are collective, except those for scratch memory, waits, one peer or requests."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class Communicator:
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
-        """Send a message to every rank, and receive one from each, as bytes."""
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
@@ -263,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer. Fresh memory for every transfer would cost a page fault for every 4 KiB."""
+        """Return a reused byte buffer, perhaps longer: fresh memory would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

@@ -22,7 +22,7 @@ Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer, then the number of bytes of each rank's message in it, then the start of each message."""
 
 PIECE_BYTES = 2**18
-"""Bytes of a piece: many against a message's overhead, few against what a slow line carries in a second."""
+"""Bytes of a piece: much more than a message's overhead, much less than a slow line carries in a second."""
 PIECES_AT_ONCE = 4
 """The least number of pieces that a rank has under way, so that its line is never idle."""
 AHEAD_SECONDS = 0.15

@@ -68,7 +68,8 @@ class HangWatch:
     """Watches this rank's waits and its launcher, until it is closed. Creating it is collective.
 
     ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints messages for people, on
-    any rank. ``cure``: the advice after a stuck job. If threads may not call MPI, only the launcher is watched.
+    any rank. ``folder`` gets stack traces. ``cure``: the advice after a stuck job. If threads may not call MPI, only
+    the launcher is watched.
     """
 
     def __init__(
@@ -233,7 +234,6 @@ class HangWatch:
             self._send_to_others("ask")
 
     def _judge(self, now: float) -> None:
-        """End the roll: report the missing ranks, or end the job if one has been missing for too long."""
         roll, self._roll = self._roll, None
         self._next_roll = roll.began + self._first_limit
         if self._where.waiting.get(roll.wait.group) != roll.wait:

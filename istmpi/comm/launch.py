@@ -29,7 +29,8 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """Return a new communicator of all ranks of this job. Raises LaunchError if the ranks do not form one job.
+    """Return a new communicator of all ranks of this job. Raises LaunchError if they do not form one job, or
+    run different commands or versions.
 
     In a user's own program, a failure on one rank ends all ranks from now on.
     """
@@ -49,7 +50,6 @@ def world() -> Communicator:
 
 
 def _agree(everyone: Any) -> None:
-    """Raise the same LaunchError on all ranks if their versions of istmpi or their commands differ."""
     started_as = __version__, _command
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)

@@ -24,7 +24,7 @@ _installed = False
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up. Once one rank exits with an error, a launcher ends the others at once."""
+    """Wait for all ranks, if MPI is up: a launcher ends the others at once when one rank exits with an error."""
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()
@@ -46,8 +46,8 @@ def end_stuck_job(error: StuckError) -> None:
 def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
-    If all ranks fail, each keeps its exit code. An IstmpiError gives the command line's code, and its line is printed
-    once. A SystemExit that the program raises itself is not noticed.
+    If all end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
+    its line is printed once. A SystemExit that the program raises itself is not noticed.
     """
     global _installed
     if _installed:

@@ -65,7 +65,7 @@ def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
-    """Return `sent_bytes` for one segment. ``nbytes(n)`` gives the bytes of a chunk with n elements."""
+    """Return the bytes that each rank sends for a segment of ``elements`` values; n values take ``nbytes(n)`` bytes."""
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
     return [2 * sum(sizes) - size - after for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)]
 
@@ -79,7 +79,7 @@ def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
-    """Return `once_round` for one segment. ``nbytes(n)`` gives the bytes of a chunk with n elements."""
+    """Return the bytes of all chunks of a segment of ``elements`` values; n values take ``nbytes(n)`` bytes."""
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 

@@ -85,7 +85,7 @@ class StopSign:
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
-        """Return the reason for which this rank's next `asked` would stop it, or an empty text.
+        """Return the reason on this rank for which its next `asked` would stop it, or an empty text.
 
         Any thread may call it; it sends and receives no message.
         """

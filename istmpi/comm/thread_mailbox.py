@@ -1,4 +1,4 @@
-"""Messages between threads of different ranks. Neither sender nor receiver ever waits."""
+"""Messages between threads of different ranks. Sending and receiving never wait."""
 
 import time
 from typing import Any

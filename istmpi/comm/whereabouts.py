@@ -1,6 +1,6 @@
 """The whereabouts of a rank: its phase, the ranks it waits for, and since when. The hang watch's thread reads them.
 
-Every call of a `Communicator` that needs other ranks passes through `waits`, and so does every wait for a file.
+A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for checkpoints.
 """
 
 import threading
@@ -20,7 +20,7 @@ _MANY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Wait:
-    """A collective call in which this rank waits for other ranks."""
+    """A collective call in which this rank waits for other ranks or, ``for_itself``, for its own work."""
 
     call: str
     group: str
@@ -51,7 +51,7 @@ class Whereabouts:
         self.slowest_round = 0.0
         """Seconds of the longest round so far, evaluations and checkpoints included."""
         self.slowest_phase = "", 0.0
-        """The longest finished phase and its seconds. The phase ``wait``, for other ranks' steps, does not count."""
+        """The longest finished phase of a round and its seconds; ``wait``, for other ranks' steps, does not count."""
         self.moved = time.monotonic()
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None

@@ -21,8 +21,8 @@ DType = Annotated[Literal["float32", "float64"], "Type of weights and computatio
 
 Scale = Annotated[
     Literal["share", "fitted", "none"],
-    "Full network: factor of sums over dealt units that no batch normalisation follows: a subnet's share of these "
-    "units, fitted on training examples (results/decoder.md), or none.",
+    "Factor of the full network's sums over dealt units without a batch normalisation after them: a subnet's share "
+    "of these units, fitted on training examples (results/decoder.md), or none.",
 ]
 
 
@@ -165,7 +165,7 @@ class Optimizer:
         also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
         "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
     ] = None
-    eps: Annotated[Positive | None, "adam, adamw: added to the root of the latter mean; by default 1e-8."] = None
+    eps: Annotated[Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."] = None
     arguments: Annotated[
         dict | None, "package.module:Class: constructor arguments besides lr, momentum and weight_decay."
     ] = None

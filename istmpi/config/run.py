@@ -24,7 +24,7 @@ from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
 from istmpi.names import class_of, is_module, is_own
 from istmpi.record import SETTINGS as SAVED_AS
-from istmpi.renamed import SETTINGS, current, tell
+from istmpi.renamed import SETTINGS, current, is_gone, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
 SHIPPED = Path(__file__).parents[1] / "runs"
@@ -88,6 +88,8 @@ class Run:
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
         for dotted, value in settings.items():
+            if is_gone(dotted, value, source):
+                continue
             if dotted in SETTINGS:
                 tell(dotted, SETTINGS[dotted], source)
             *sections, key = SETTINGS.get(dotted, dotted).split(".")
@@ -136,7 +138,7 @@ class Run:
     def sides(self) -> list[tuple[int, int]]:
         """Return pairs in the order of training: the round at which an image size ends, and the side of the images.
 
-        The side is 0 for images that are not downscaled. Raises ConfigError if `train.resolution` is unusable.
+        The side is 0 without `train.resolution`. Raises ConfigError if that is unusable.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:

@@ -14,7 +14,7 @@ class Data:
     """The data to learn from."""
 
     source: Annotated[
-        str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it stands for the rank's number."
+        str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number."
     ] = "digits"
     scoring: Annotated[str, "Data from a function: FILE.py:Class with loss and score; by default the network's."] = ""
     ahead: Annotated[Natural, "Data from a function: batches that a thread reads ahead; 0: none."] = 2
@@ -53,8 +53,8 @@ class Data:
         tuple[Count, ...],
         Meta(min_length=1),
         also(must="have a number of at least 1 for each layer"),
-        "graph = neighbours: neighbours to sample for each node, a number for each layer, nearest to the "
-        "training nodes first.",
+        "graph = neighbours: numbers of neighbours to sample for a node, one for each layer, beginning at the "
+        "training nodes.",
     ] = FANOUT
 
 
@@ -65,7 +65,7 @@ class Train:
     rounds: Annotated[Count, "Rounds to train."] = 30
     epochs: Annotated[
         Positive | None,
-        "Epochs over the examples of the rank with most, instead of rounds; rounded up to whole rounds.",
+        "Epochs on the rank with most examples, instead of rounds; rounded up to whole rounds.",
     ] = None
     max_minutes: Annotated[
         NotNegative,

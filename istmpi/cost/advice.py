@@ -99,7 +99,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    """Return the choice with the fewest local steps for which transfers take a small part of the time."""
+    """Return the choice with the fewest local steps that keep transfers a small part of the time, or the most."""
     every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
@@ -122,7 +122,6 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
 
 
 def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]) -> list[tuple[str, ...]]:
-    """Return a row for each method: its best choice or, without one, a choice with these ranks and local steps."""
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()

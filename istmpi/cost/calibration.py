@@ -1,4 +1,4 @@
-"""The number of examples to calibrate the full network on, and the share of evaluations in a run; without torch."""
+"""The examples to calibrate the full network on, and the share of a run's FLOPs that its evaluations take; no torch."""
 
 from collections.abc import Collection
 from fractions import Fraction
@@ -19,14 +19,14 @@ FREE = 2**28  # FLOPs: a fraction of a second
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """The FLOPs of the busiest rank between evaluations. ``trained``: the number of training examples."""
+    """The FLOPs of the busiest rank between two evaluations. ``trained``: the number of training examples."""
     phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
     step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
     return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """A rank's FLOPs per example. Sharded products, or all if none is sharded, are divided among ranks."""
+    """A rank's forward FLOPs per example. Sharded products, or all if none is sharded, are divided among ranks."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)
@@ -42,7 +42,10 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Return the number of examples to calibrate on: the run's setting or, as FLOPs allow, at most `SAMPLED`."""
+    """Return the number of examples to calibrate on: the run's setting, else as FLOPs allow, up to `SAMPLED`.
+
+    ``trained``, ``scored``: the counts of training examples and of scored ones.
+    """
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:

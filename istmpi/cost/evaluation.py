@@ -1,10 +1,10 @@
-"""Plans the evaluation of the full network without torch: which weights every rank has whole, and the traffic.
+"""Plans the evaluation of the full network without torch: the weights that every rank gathers, and the bytes sent.
 
-Every rank has *gathered* weights whole. *Sharded* weights stay with their owners: each rank computes with its rows of a
-leaf (a layer), and the outputs are gathered. **Gathered weights take no more memory than the gradients and activations
-of training, which are free meanwhile.** Within this limit each leaf sends as few bytes as it can. If any weight is
-sharded, all ranks pass the same examples; all weights are gathered if this takes longer (`FLOPS_A_BYTE`). If each rank
-has examples of its own, the rows of a sharded leaf come to the examples, from one owner after the other.
+*Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
+of a leaf (a layer), and the outputs are gathered. An mlp is all sharded. Another leaf is sharded if this sends fewer
+bytes, or if gathered weights would not fit into the memory of training's gradients and activations, free meanwhile. If
+any weight is sharded, all ranks pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory allows, all
+are gathered. If each rank has its own examples, the rows of a sharded leaf come to them, from one owner after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,12 +66,11 @@ MOST_LOGITS = 2**26
 
 
 def windows_together(batch: int, logits: int) -> int:
-    """Return the number of windows of text, or of sparse rows, in one pass."""
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """The least bytes of a pass: its examples, and the widest outputs before and after a normalisation."""
+    """The least bytes of a pass: its examples (or graph), and the widest outputs before and after a normalisation."""
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
@@ -94,7 +93,8 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples in each pass.
 
-    ``spread``: a sharded head sends only its highest outputs, and nothing in a calibration.
+    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest outputs, and nothing in
+    a calibration.
     """
     parameters = architecture.parameters.items()
     sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}

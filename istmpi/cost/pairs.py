@@ -1,4 +1,7 @@
-"""Counts the bytes between every two ranks from one layout to another, exactly: plans and counters must agree."""
+"""Counts exactly the bytes that ranks send each other to bring parameters from one layout to another.
+
+A layout (`istmpi.engine.layout`) says which elements each rank has.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +11,7 @@ from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
-from istmpi.engine.packed_sizes import Largest
+from istmpi.engine.packed_sizes import Largest, top_k_bytes
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
 from istmpi.engine.wire import form_of, forms_of, scales_of
@@ -21,7 +24,7 @@ def pair_bytes(
     exclude: Partition | None = None,
     wire: str = "float32",
 ) -> np.ndarray:
-    """The bytes from every rank to every other if all parameters move: ``[from, to]`` int64, exact.
+    """The bytes from every rank to every rank, itself included, if all parameters move: ``[from, to]`` int64.
 
     ``exclude``: a deal. Elements of its dealt parameters that any rank has in this deal do not move.
     """
@@ -46,7 +49,7 @@ def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
     elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
     itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
     if isinstance(leg.wire, Largest):
-        return np.full(ranks, (ranks - 1) * leg.wire.nbytes([*elements.values()], itemsize))
+        return np.full(ranks, (ranks - 1) * top_k_bytes(leg.wire.top, [*elements.values()]))
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))

@@ -75,7 +75,10 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """The lowest rate, in bits a second each way, at which a rank computes the fraction ``computing`` of its time."""
+    """The lowest rate, in bits a second each way, at which a rank computes the fraction ``computing`` of its time.
+
+    Infinite if no rate is enough.
+    """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends

@@ -15,7 +15,7 @@ def unitwise(architecture: Architecture) -> bool:
 
 
 def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
-    """The bytes of a forward pass over a whole graph: the input and all products of the widest layer.
+    """A rank's bytes in a forward pass over a whole graph: the input and all products of the widest layer.
 
     Units are spread over the ranks if possible. Returns 0 for networks that take no graph.
     """

@@ -1,4 +1,4 @@
-"""A batch: the input of a network in one step."""
+"""A batch: the examples and targets of one step."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 
 
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
-    """Draw shares with RandomState, which gives the same numbers in all versions of NumPy; newer generators may not."""
+    """Draw shares with RandomState: its numbers are the same in all versions of NumPy."""
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = state.dirichlet(np.full(streams, alpha))

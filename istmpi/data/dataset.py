@@ -15,7 +15,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.holdout import divided
+from istmpi.data.holdout import split_indices
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
@@ -44,14 +44,14 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return copies of the examples ``indices`` [b], as a network takes them; ``key`` seeds random changes."""
+        """Return the examples ``indices`` [b] as a network takes them; ``key`` seeds random changes."""
 
     @abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return all targets, [n] int64, or [n, outputs] float32 or uint8; read-only."""
+        """Return a target for each example: zeros [n], unless the kind of split has its own. Read-only."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -61,12 +61,12 @@ class Split(ABC):
         assert not side, side
         return self
 
-    def divided(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
+    def hold_out(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
         """Return training examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
 
         With ``classes`` [n], this fraction of each class is held out.
         """
-        train, held = divided(len(self), fraction, seed, classes)
+        train, held = split_indices(len(self), fraction, seed, classes)
         return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
 
     @property
@@ -90,7 +90,7 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers 0 to ``count - 1`` if they are at most ``limit``; otherwise always the same sample of them."""
+    """Return the numbers below ``count`` if at most ``limit``; else always the same ``drawn`` or ``limit`` of them."""
     if count <= limit:
         return np.arange(count)
     return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
@@ -133,8 +133,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, or of numbers to
-    predict. The splits normalise with ``mean`` and ``std`` [features].
+    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, tokens, labels or
+    numbers to predict. The splits normalise with ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -199,7 +199,7 @@ class Dataset:
                 f"data.validation = {fraction}, but {self.source} has a validation split. Leave "
                 "data.validation out to use it."
             )
-        train, validation = self.train.divided(fraction, seed)
+        train, validation = self.train.hold_out(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     def _with(self, method: str, *arguments: Any) -> Dataset:

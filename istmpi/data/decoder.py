@@ -83,6 +83,7 @@ class Decoder(ExitStack):
         """Decode all files; return (examples, class numbers) per split, the sorted classes, and the unreadable files.
 
         ``decode(name, content)`` returns arrays of one shape and type. It raises BadFileError for an unreadable file.
+        ``most_bytes``: the most bytes of a file.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
@@ -180,7 +181,10 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; validation examples become test examples if there are no test examples."""
+    """Return the examples; validation examples become test examples if there are no test examples.
+
+    Raises DataError for a class that no training example has.
+    """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
         examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]

@@ -55,7 +55,6 @@ MAPPED = ("x", "tokens", "indices", "data")
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
-    """Return the data set of a prepared file, memory-mapped."""
     with prepared_file(path) as file:
         return file.dataset
 
@@ -172,8 +171,8 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``, a function to call before rows are read. For a map larger than `KEPT`, it first lets go of
-    the map's pages, which count as memory of the process."""
+    """Return a function to call before rows are read: ``before``; for a map larger than `KEPT`, one that first lets go
+    of the map's pages, which count as memory of the process."""
     if x.nbytes <= KEPT:
         return before
 

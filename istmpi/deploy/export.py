@@ -130,7 +130,6 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError if inputs or outputs are too close together for a program's float32."""
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
     narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
@@ -175,7 +174,6 @@ def _safetensors(content: Content, name: str) -> Parts:
 
 
 def _npz(content: Content, name: str) -> Parts:
-    """The file: an .npy for each tensor, and ``metadata``, a JSON text as bytes."""
     content.require_state()
     metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
 

@@ -1,7 +1,7 @@
 """A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as running statistics.
 
-The full network's factors of products are folded into the weights. A chain also gets a first layer that normalises
-examples, and a last one that rescales outputs.
+The full network's factors of products are folded into the weights. A chain (an mlp) also gets a first layer that
+normalises examples, and a last one that rescales outputs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """``getattr(torch.nn, kind)(**settings)``, with the tensors of the module's state by their names there."""
+    """A module, with its state's tensors by their names there; in a chain ``getattr(torch.nn, kind)(**settings)``."""
 
     name: str
     kind: str

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory. It scores each example by itself.
 
-    ``calibrate_on``: data whose training split calibrates the network, if the checkpoint was saved without calibration.
+    ``calibrate_on``: data whose training split calibrates the network anew; needed if the checkpoint is not calibrated.
     ``model``: the class of a user's own network; its code is run.
     """
 
@@ -74,7 +74,7 @@ class CalibratedNetwork:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
-        with several exits gives the outputs of the last one. Raises DataError for another form.
+        with several exits gives the last one's. Raises DataError for another form, or outputs that are not finite.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 

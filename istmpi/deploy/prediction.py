@@ -150,9 +150,9 @@ def _graph(source: str, features: int) -> GraphSplit:
 def ranked_lines(
     network: CalibratedNetwork, blocks: Iterable[Ragged], labels: int, top: int, loss: str, form: str
 ) -> Iterator[str]:
-    """Yield the ``top`` labels of each row with their odds, the largest first. ``form``: as for `lines`.
+    """Yield the ``top`` labels of each row with their probabilities, the largest first. ``form``: as for `lines`.
 
-    The odds of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
+    Those of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
     """
     top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
     if form == "csv":

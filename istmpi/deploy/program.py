@@ -142,7 +142,6 @@ def require_onnx_exporter() -> None:
 
 
 def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str) -> bytes:
-    """The content of an ONNX file, as PyTorch's own exporter makes it."""
     try:
         with _quietly():
             made = torch.onnx.export(

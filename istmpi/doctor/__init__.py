@@ -1,4 +1,4 @@
-"""Checks this machine, its MPI and its file system. Every check ends in findings with cures."""
+"""Checks this machine, its MPI and its file system. Every check ends in findings."""
 
 import os
 import platform

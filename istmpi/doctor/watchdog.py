@@ -18,7 +18,7 @@ _LAST_WORDS = 1.0
 
 @contextmanager
 def limit(rank: int, doing: str, seconds: float) -> Iterator[None]:
-    """End this process, and with it the job, if the block takes longer. Print the place and the silent addresses."""
+    """End this process, and with it the job, after ``seconds`` in the block; say what ``rank`` was ``doing``."""
     timer = threading.Timer(seconds, _end, (f"rank {rank} on {socket.gethostname()} hangs while {doing}",))
     timer.daemon = True
     timer.start()

@@ -1,14 +1,14 @@
 """Names for the axes of parameters, and the positions along them that a rank may hold.
 
-A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows go with the units of hidden2 and
-whose columns with those of hidden1. Axes with the same name are dealt out together.
+A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows belong to the units of hidden2, and
+whose columns belong to those of hidden1. Axes with the same name are dealt out together.
 
 An axis may be a product of factors, outermost first, as in einops:
 
     hidden1 (channels 49)     a flattened image: 49 columns for every channel
     (3 heads 64) embed        a fused query, key and value
     mid stream 3 3            a convolution
-    (blocks[3] out) in        the parameter of block 3 alone: whole where the rank holds that block, empty elsewhere
+    (blocks[3] out) in        a parameter of block 3 alone: whole on ranks that hold this block, empty on the others
 """
 
 import re
@@ -26,7 +26,7 @@ from istmpi.errors import ConfigError
 _TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
 
 Positions = range | np.ndarray
-"""Sorted positions along an axis: a range where they are contiguous, otherwise int64 ``[count]``."""
+"""Sorted positions along an axis: a range of contiguous ones, or an int64 array ``[count]``."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return, for each factor named in ``of_units``, its values ``[unit]`` by position along this axis."""
+        """Return an array for each factor named in ``of_units``: the value of its unit at each position of the axis."""
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -111,7 +111,7 @@ class Pattern:
     @staticmethod
     @cache
     def parse(text: str) -> "Pattern":
-        """Parse a pattern. Raises ConfigError, which names the pattern and the place, if it is malformed."""
+        """Parse a pattern. Raises ConfigError if ``text`` is malformed."""
         axes: list[Axis] = []
         group: list[Factor] | None = None
         at = 0
@@ -150,13 +150,13 @@ class Pattern:
         return tuple(axis.length(lengths) for axis in self.axes)
 
     def dealt(self, groups: Mapping[str, object]) -> int:
-        """Count the axes that are dealt out."""
+        """Count the axes that have a name in ``groups``."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor before it exists: its axes, its element size and its initial values."""
+    """A tensor before it exists: its axes, its dtype and the interval of its initial values."""
 
     pattern: Pattern
     dtype: str = "float32"
@@ -178,7 +178,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """Return the axis lengths of the subnet with ``units``; ``name[k]`` has length 1 if it has unit k, else 0."""
+    """Return the axis lengths of a subnet with ``units``; ``name[k]`` has length 1 if the subnet has unit k, else 0."""
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
@@ -192,7 +192,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """Return a subnet's axis lengths from its numbers of units; ``name[k]`` is the probability that it has unit k."""
+    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:
@@ -221,12 +221,11 @@ def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int
 
 
 def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    """Return the bytes of all parameters at these axis lengths."""
     return sum(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """Return the parameters, and for each of them its slots of optimizer state: the same axes, initially zero."""
+    """Return the parameters and their slots: tensors of optimizer state with a parameter's axes, zero at first."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
         extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}

@@ -29,8 +29,8 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The holder of each position in a third layout, for each axis; None for an axis that is not dealt. Elements with a
-    holder there are not sent."""
+    """The rank that holds each position in a further deal, -1 for no rank, for each axis; None for an axis that is not
+    dealt. Elements that a rank holds in that deal are not sent. Empty if all elements are sent."""
     form: str = EXACT
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
@@ -40,7 +40,7 @@ class Block:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the sent values: ``extent``, or one axis if some elements are left out."""
+        """The shape of the sent values: ``extent``, or a single axis if the block has ``holders``."""
         if not self.holders:
             return self.extent
         counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
@@ -93,7 +93,7 @@ class Block:
 
     @property
     def mask(self) -> np.ndarray:
-        """A boolean array of shape ``extent``: True for the elements that are sent."""
+        """A boolean array of shape ``extent``, for a block with ``holders``: True for elements that are sent."""
         axes = [
             where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
             for axis, where in enumerate(self.holders)
@@ -106,7 +106,6 @@ class Block:
         return np.broadcast_to(~alike, self.extent)
 
     def pack(self, tensor: torch.Tensor, out: np.ndarray) -> None:
-        """Write the values to send into ``out``, which has the shape ``shape``."""
         if not self.holders:
             _gather(bits(tensor), self.index, out)
             return
@@ -123,7 +122,6 @@ class Block:
         return out
 
     def place(self, tensor: torch.Tensor, values: np.ndarray) -> None:
-        """Write received values into their places in ``tensor``."""
         if self.holders:
             arrived, values = values, np.empty(self.extent, dtype=values.dtype)
             _gather(bits(tensor), self.index, values)
@@ -135,7 +133,7 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into rounds: ``[round][peer]``. A peer gets at most ``capacity`` bytes a round, or one slab."""
+    """Cut messages into rounds, ``[round][peer]``. A peer gets ``capacity`` bytes a round at most, or a larger slab."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 

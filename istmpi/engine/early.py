@@ -1,10 +1,10 @@
-"""Exchanges parameters for the next round while the present round still takes local steps (method.delay).
+"""Exchanges dealt parameters for the next round while a round still takes local steps (method.delay).
 
 Deals are known in advance. If no rank trains an element in this round, but a rank trains it next, its owner sends it at
-this round's beginning. If a rank does not train an element next, the element leaves before the last local steps: to the
-rank that trains it next, or else to its owner. All others stay.
+this round's beginning. If a rank trains an element now, but not next, the element leaves before the last local steps:
+to the rank that trains it next, or else to its owner. Other elements stay.
 
-Between two rounds no message is on its way, and every rank has all that it trains next.
+After such a round no message is on its way, and every rank has all dealt values that it trains next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Buffers = MutableMapping[str, torch.Tensor]
 class HeldParts:
     """A rank's part of the dealt parameters and of their optimizer state, in host memory.
 
-    The owners' rows are out of date until ``flushed`` is true.
+    Rows of the owners may be out of date until ``flushed`` is true.
     """
 
     deal: Partition
@@ -41,7 +41,7 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal, from ``buffers``; a buffer of another shape is replaced."""
+    """Return host tensors for a rank's part in a deal: those in ``buffers``, which gets new ones for other shapes."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -50,9 +50,9 @@ def receive_buffers(
 
 
 class EarlyExchange:
-    """The exchange after a round, done by a background thread. All ranks call the same methods in the same order.
+    """The exchange for the next round, done by a background thread. All ranks call the same methods in the same order.
 
-    ``communicator`` must be used by nothing else; `finish` counts its traffic.
+    Nothing else may use ``communicator``; `finish` adds its traffic to another count.
     """
 
     def __init__(

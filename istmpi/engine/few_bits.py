@@ -1,4 +1,4 @@
-"""Codecs of few bits: floats of 4 bits (E3M0), and the largest of every 4,096 values with their places.
+"""Codecs of few bits: floats of 4 bits (E3M0), and the values of largest magnitude of every 4,096, with their places.
 
 `Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
@@ -13,10 +13,10 @@ values of its block become NaN.
 values. A message has two parts, each for all chunks in a row:
 
     12 bits for each sent value: its place in its chunk, ascending
-    the sent values unchanged; or 2 bits for each, and then two bfloat16 for each chunk
+    2 bits for each sent value, and then two bfloat16 for each chunk
 
 The two bfloat16 are the mean magnitudes of two groups of a chunk's sent values: those up to their mean magnitude, and
-those above. Of 2 bits the low one says the group, the high one the sign. Bytes are filled from their lowest bits.
+those above. The low one of the 2 bits gives the group, the high one the sign. Bytes are filled from their lowest bits.
 """
 
 from collections.abc import Sequence
@@ -66,13 +66,12 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec that sends the ``top`` largest of every 4,096 values of flat tensors with ``sizes`` elements.
+    """A codec that sends the ``top`` largest magnitudes of every 4,096 values of flat tensors with ``sizes`` elements.
 
     `istmpi.engine.packed_sizes.top_k_bytes` gives the length of its messages.
     """
 
     top: int
-    two_bits: bool
     sizes: tuple[int, ...]
 
     @property
@@ -84,22 +83,18 @@ class TopK:
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
         sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
-        if not self.two_bits:
-            return torch.cat([sent, torch.cat([each.reshape(-1) for each in values]).view(torch.uint8)])
         codes, levels = zip(*map(_in_two_bits, values))
         packed = _pack_codes(torch.cat([each.reshape(-1) for each in codes]))
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of the sent values in all tensors, concatenated and flat, and these values."""
+        """Return the places of the sent values in the concatenation of all flat tensors, and the values."""
         kept = torch.tensor(self.kept)
         firsts = accumulate(self.sizes, initial=0)
         starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
         entries = top_k_entries(self.top, self.sizes)
         split = -(-3 * entries // 2)
         places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(kept)
-        if not self.two_bits:
-            return places, packed[split:].clone().view(dtype)
         middle = split - (-entries // 4)
         codes = (packed[split:middle, None] >> _BITS & 3).view(-1)[:entries]
         levels = packed[middle:].clone().view(torch.bfloat16).view(-1, 2).to(dtype).repeat_interleave(kept, 0)
@@ -123,7 +118,6 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes of values ``[chunk, value]``, and each chunk's two levels ``[chunk, 2]``."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean

@@ -1,7 +1,7 @@
 """Fragments: the parts of a network that are sent one by one during a round, and the steps when they leave. Pure.
 
-A layer is a parameter of two or more axes, and the parameters of one axis that follow it. Fragment p of F fragments has
-the layers p, p+F, p+2F, ...: so each fragment has layers near the input and layers near the output.
+A layer is a parameter of two or more axes, and the parameters of fewer axes that follow it. Fragment p of F has the
+layers p, p+F, p+2F, ...: in a deep network, each fragment has layers near the input and layers near the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,9 @@ def departures(
 ) -> Sequence[Departure]:
     """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
 
-    They are spread evenly; the last one is ``delay`` (at most ``steps - 1``) steps before the end. A fragment that
-    would arrive after the next one leaves, leaves with it. There are at most as many fragments as layers.
+    Departures are spread evenly; the last one is ``delay`` (at most ``steps - 1``) steps before the end. A fragment
+    that would arrive when the next one leaves, or later, leaves with the next one. ``fragments``: by default
+    `FRAGMENTS`; at most as many as layers.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

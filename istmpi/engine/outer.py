@@ -13,7 +13,7 @@ from istmpi.engine.store import Tensors
 
 
 class Outer:
-    """The outer optimizer of a run. ``start``: the weights before the present round; empty if it is ``idle``."""
+    """The outer optimizer of a run. ``start``: the weights before the present round; empty if the step is ``idle``."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.0):
         self.lr, self.momentum = lr, momentum
@@ -27,8 +27,8 @@ class Outer:
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
         """Replace the weights among ``tensors``, the result of a round, by the next round's start, in place.
 
-        ``trained``: a mask for each weight, true for the elements that a rank trained. The others go back to ``start``,
-        and keep their velocity.
+        ``trained``: a mask for each weight, true for elements that a rank trained; None if all were. Other elements go
+        back to ``start``, and keep their velocity.
         """
         for name, before in self.start.items():
             weight = tensors[name]

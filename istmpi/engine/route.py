@@ -45,11 +45,11 @@ class Route:
     stays: bool = False
     """True if dealt parameters stay with their holders until the next deal; otherwise owners get them each round."""
     common: frozenset[str] = frozenset()
-    """Names of the parameters that all ranks keep. The ranks take their mean, usually over a ring."""
+    """Names of the parameters that all ranks keep, and of which they take the mean."""
     every: int = 1
     """The number of rounds from one mean to the next."""
     early: int = 0
-    """Weights leave this many local steps before a round's end. If it is not 0, the next pull begins with the round."""
+    """Weights leave this many local steps before a round's end. Above 0, the next pull begins with the round."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"
@@ -70,8 +70,8 @@ class Route:
         """Yield the legs that bring ranks the parameters of a round: from their last holders and from their owners.
 
         ``before``: the deal in which ranks hold dealt parameters; None if all are with their owners. ``present``: names
-        of parameters that every rank has already. Common parameters are sent unchanged; so are all in round 0, if the
-        route has ``common`` parameters or ``stays``.
+        of parameters that ranks have already, which are not pulled. Common parameters are sent unchanged. So is every
+        parameter in round 0, if the route has ``common`` parameters or ``stays``.
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
@@ -86,7 +86,10 @@ class Route:
             yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield the legs at a round's end: the mean of common parameters, and the push of others to their owners."""
+        """Yield the legs at a round's end: the mean of common parameters, if due, and the push of others to the owners.
+
+        If parameters stay, the push leaves out elements that a rank holds next.
+        """
         after = self.deal(round + 1) if self.stays else None
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
@@ -112,9 +115,9 @@ class Route:
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """Return the deal that ranks get back from the owners before a job's first round; None if they need none.
+        """Return the deal whose parts ranks pull from the owners before a job's first round; None if they need none.
 
-        A hop rounds the values that it sends. A resumed run must round the same ones.
+        A hop may round the values that it sends, so a resumed run must hop the same values.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)

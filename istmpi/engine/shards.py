@@ -1,7 +1,7 @@
 """The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
 
-Between rounds each rank's store has the rows that it owns. Newer values of dealt parameters may be with their holders,
-and newer values of common parameters are on every rank; `Shards.flush` brings them to the owners.
+Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may have newer values of
+dealt parameters, and every rank newer values of common ones; `Shards.flush` brings them to the owners.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from istmpi.engine.wire import forms_of
 class Shards:
     """The parameters as one rank sees them. Every round calls `fetch`, `give` and `outer_step`.
 
-    All ranks call the same methods in the same order. ``restored``: this rank's own values from a checkpoint, by name,
-    with which it resumes.
+    All ranks call the same methods in the same order. ``restored``: this rank's own values from a checkpoint
+    (`of_this_rank`), by name; a resumed run begins with them.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Shards:
         communicator: Communicator,
         clock: Clock,
         outer: Outer,
-        restored: Tensors | None = None,
+        restored: Tensors,
     ):
         self.store, self.route, self.outer = store, route, outer
         self._communicator, self._clock = communicator, clock
-        self._restored = dict(restored or {})
+        self._restored = dict(restored)
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
         """Common tensors, whole, on this rank's device; empty if they must be fetched from the owners."""
@@ -63,13 +63,15 @@ class Shards:
         self._early: EarlyExchange | None = None
 
     def fetch(self, round: int, tensors: Tensors) -> None:
-        """Fill ``tensors`` with the values with which this rank begins a round."""
+        """Fill ``tensors`` with the values with which this rank begins a round; begin the early exchange, if any."""
         route, store, deal = self.route, self.store, self.route.deal(round)
         if self._held is None and (before := route.recovered(round)):
             self._held = self._recovered(before)
         held, targets = self._held, dict(tensors)
         if not self._common:
-            targets |= self._new_alike(tensors)
+            slots = [name for name in store.parameters if name not in tensors] if route.keeps_all else ()
+            self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
+            targets |= self.alike
         present = {**self._common, **(held.tensors if held and held.deal is deal else {})}
         before = held.deal if held and held.deal is not deal else None
         arriving: dict[str, torch.Tensor] = {}
@@ -108,7 +110,7 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Pass on the values trained in a round: take the mean, push to owners, or end the early exchange."""
+        """Pass on the values trained in a round: take the mean if due; push to owners, or end the early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
@@ -125,7 +127,10 @@ class Shards:
         self._common = common if route.every == 1 else {name: values.clone() for name, values in common.items()}
 
     def outer_step(self) -> None:
-        """Take the outer step on the round's change, and give the owners the common parameters."""
+        """Take the outer step on a round's change, and write common parameters to their owners.
+
+        If common parameters have no mean in this round, do nothing.
+        """
         if not self._common:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
@@ -192,7 +197,10 @@ class Shards:
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
-        """Return the values of common parameters that only this rank has, whole, in host memory."""
+        """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
+
+        These are common parameters since the last mean and, with `SparseMean`, optimizer state and unsent changes.
+        """
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
@@ -215,11 +223,6 @@ class Shards:
 
     def _names(self, targets: Tensors) -> list[str]:
         return [name for name in self.store.parameters if name in targets]
-
-    def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
-        self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
-        return self.alike
 
     def _move(self, leg: Leg, source: Tensors, target: Tensors) -> Transfer:
         transfer = Transfer.of(leg, self.store.rank)

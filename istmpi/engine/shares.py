@@ -1,7 +1,7 @@
 """Shares: the relative sizes of the ranks' subnets in each round; they may follow measured times.
 
 As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps,
-and all shares are scaled to a sum of 1. The cost of a subnet grows with its share, at most with the share's square. So
+and all shares are scaled to a sum of about 1. The cost of a subnet grows with its share, at most with its square. So
 the ranks' times approach each other from one side, without oscillation.
 """
 
@@ -12,17 +12,17 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Shares stay unchanged for at least this many rounds. Each rank's median time in these rounds counts."""
+"""Shares stay unchanged for at least this many rounds. Each rank's median time in the last ones of them counts."""
 CHANGE = 0.05
 """Shares change only if the relative change of one of them is above this."""
 LEAST = 0.1
-"""The least share of a rank, as a fraction of an equal share: a subnet of few units would be useless."""
+"""About the least share of a rank, as a fraction of an equal share: a subnet of few units would be useless."""
 LEAD = 2
 """Rounds from a measured round to the first with new shares: the deal of the round between is drawn already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the next shares after ``shares``, with which the ranks' local steps took ``seconds``; their sum is 1."""
+    """Return the shares after ``shares``, with which the ranks' local steps took ``seconds``; their sum is about 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
@@ -73,7 +73,7 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None to keep them."""
+        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None for no change."""
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]

@@ -1,4 +1,4 @@
-"""The names of a store's tensors: a parameter's own name, or that of a slot beside it."""
+"""The names of a store's tensors: a parameter's own name, or that of a slot, such as its momentum, beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def named(text: str) -> str | Slot:
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter of a name: the name itself, or for a slot its parameter."""
     return name.parameter if isinstance(name, Slot) else name
 
 

@@ -1,7 +1,7 @@
 """The mean over ranks of each rank's largest changes, as in SparseLoCo (arXiv 2508.15706).
 
 error  <- feedback * error + (tensor - start)
-sent   <- the largest values of error, perhaps in 2 bits each
+sent   <- the largest values of error, in 2 bits each
 error  <- error - sent
 tensor <- start + the mean of what all have sent
 """
@@ -21,7 +21,7 @@ ERROR, START = "error", "last-mean"
 
 
 class SparseMean:
-    """A mean of weights for which each rank sends only its largest changes; the rest is added to its next change."""
+    """A mean of weights for which each rank sends only its largest changes, and keeps the rest for later."""
 
     def __init__(self, largest: Largest):
         self._largest = largest
@@ -31,7 +31,7 @@ class SparseMean:
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
         """Note ``weights``, in host memory, as the values before a change; keep them on the devices of ``targets``.
 
-        ``restored``: starts and errors from a checkpoint.
+        ``restored``: starts and errors from a checkpoint, which replace weights and missing errors.
         """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)
@@ -44,18 +44,17 @@ class SparseMean:
         return slots | {Slot(name, START): values for name, values in self._starts.items() if with_starts}
 
     def start_from(self, tensors: Tensors) -> None:
-        """Note these values as the start of the next change."""
         for name, start in self._starts.items():
             start.copy_(tensors[name])
 
     def take(self, tensors: Tensors, communicator: Communicator) -> None:
-        """Replace tensors by start plus mean of the sent changes. Collective."""
+        """Replace each tensor by its start plus the mean of all ranks' sent changes. Collective."""
         starts = self._starts
         for name, start in starts.items():
             self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
-        codec = TopK(self._largest.top, self._largest.two_bits, sizes)
+        codec = TopK(self._largest.top, sizes)
         sent = codec.encode(flat.split(sizes))
         gathered = communicator.allgatherv(sent.numpy(), [len(sent)] * communicator.size)
         mean = torch.zeros_like(flat)

@@ -1,4 +1,4 @@
-"""The rows of every parameter that this rank owns: the weights are here between rounds. Also copies to a device.
+"""The rows of every parameter that a rank owns, in host memory; and copies between host memory and a device.
 
 A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
 position, so the network is the same for any number of ranks.
@@ -19,14 +19,14 @@ from istmpi.engine.slots import Slot, weights_among
 Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
-"""The number of elements that are drawn at a time; it bounds the memory of the initialisation."""
+"""The number of elements that are drawn or digested at a time, which bounds the memory for it."""
 
 
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
-    ``scale`` has a factor for each unit group, by which the full network multiplies the group's contributions
+    ``scale`` maps unit groups to the factors by which the full network multiplies a group's contributions
     (`istmpi.models.architecture.Architecture.factor`). Factors in ``fitted`` replace those in ``scale``.
     """
 

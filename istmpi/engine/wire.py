@@ -26,7 +26,7 @@ _AT_ONCE = 2**18
 """The number of values whose scales are computed at a time, unless one row has more."""
 
 VALUES_A_SCALE = 128
-"""The least expected number of values per scale in a message between an owner and a holder."""
+"""A message between owner and holder has on average at least this many values per scale, or a single scale."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
@@ -48,7 +48,7 @@ def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
 def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
     """Return the number of scales in every message with a part of this tensor; 0 for a form without scales.
 
-    It is the same in all deals, so the bytes of scales are known without the deal. ``groups``: the dealt unit groups.
+    The number is the same in all deals, so no deal is needed to count bytes. ``groups``: the dealt unit groups.
     """
     if form == EXACT or not CODECS[form].scaled:
         return 0
@@ -69,7 +69,6 @@ class BlockCodec:
         self._received: dict[tuple[int, str], np.ndarray] = {}
 
     def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:
-        """Write a block of this rank's message to ``peer`` into ``out``, an array of bytes."""
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:

@@ -1,7 +1,7 @@
 """The subnets of a deal (each rank's part of the network) side by side: the other form in which a network is scored.
 
 If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
-network uses these weights as they were initialised. The subnets side by side leave them out.
+network uses such weights as they were initialised. The subnets side by side leave these weights out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEP = 2**22
 
 
 class Blocks(nn.Module):
-    """A module of some subnets of a deal. The subnets are built without weights."""
+    """A module of the subnets with these ``numbers`` of a deal, built without weights."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()

@@ -40,7 +40,7 @@ FITTED_ON = 64
 
 @dataclass(frozen=True)
 class Score:
-    """The full network's result on a split: mean loss, mean score (such as accuracy) and number of examples."""
+    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored examples."""
 
     loss: float
     """The loss as in training: for standardised targets, if the run has these. NaN for a score of a user's program."""
@@ -113,7 +113,10 @@ class Evaluator:
         return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in this form from now on; for best, in the form that now scores better. Collective."""
+        """Score the network in this form from now on; for best, in the form that now scores better. Collective.
+
+        Without dealt units, the form is merged.
+        """
         self.network, self.form = self._merged, "merged"
         if not deal.units or form == "merged":
             return
@@ -133,7 +136,7 @@ class Evaluator:
         self.network, self.form = networks[form], form
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """The score on a split, or on some rows of it, with the present weights and moments."""
+        """Return the score on ``rows`` of a split, by default as many as the run scores, with the present weights."""
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
@@ -192,7 +195,7 @@ class Evaluator:
     ) -> np.ndarray:
         """Sum ``totals_of(outputs, batch)`` over the batches of these rows of a split. Collective.
 
-        Raises DivergedError on every rank if outputs or totals are not finite.
+        Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not finite.
         """
         totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, rows):
@@ -221,7 +224,7 @@ class Evaluator:
         return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
-        """Load the store's weights, and set the normalisations' moments by a pass of the calibration sample."""
+        """Load the stores' weights. A pass of the calibration sample sets moments of batch normalisations, if any."""
         if not self._calibrates:
             self.network.load_moments({})
             return
@@ -231,10 +234,7 @@ class Evaluator:
         self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
 
     def temperature(self, split: str) -> float:
-        """Fit the temperature of a classifier's logits on a split, with the present moments. Collective.
-
-        For "train", the examples are those on which the network was calibrated.
-        """
+        """Fit a classifier's temperature on a split's scored examples, or for "train" on the calibration sample."""
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
         self.network.load_moments(self.network.moments)
@@ -249,7 +249,10 @@ class Evaluator:
         return self._communicator.broadcast_from_root(fitted)
 
     def fitted_scale(self) -> dict[str, float]:
-        """Return the factors of sums over units that minimise the training loss at the store's weights."""
+        """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
+
+        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local.
+        """
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
         count = min(len(rows), FITTED_ON)

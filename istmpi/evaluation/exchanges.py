@@ -1,4 +1,4 @@
-"""Computes leaves whose rows are spread over the ranks, for examples that ranks share or for each rank's own."""
+"""Computes leaves (layers) whose weights' rows are spread over the ranks, for the same or for different examples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
-    """The exchange if all ranks have the same examples: each computes with the rows it owns; outputs are gathered.
+    """The exchange if all ranks have the same examples: each computes with its own rows; outputs are gathered or added.
 
-    All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same ones.
+    All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same values.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -63,10 +63,10 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange if each rank has examples of its own: the rows of weights come to them, one owner's at a time.
+    """The exchange if each rank has examples of its own: rows of weights are sent to all ranks, one owner's at a time.
 
     All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
-    leaf that any rank waits for is served, until no rank waits. Moments of normalisations come after all leaves.
+    leaf that any rank waits for is served, until no rank waits. Moments of normalisations are served after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -97,7 +97,7 @@ class OwnExamples:
         return lambda *inputs, **named: self._request(number, (inputs, named))
 
     def moments_of(self, name: str, layer: Calibrated, dtype: torch.dtype) -> Callable[[torch.Tensor], Moments]:
-        """Return a function that computes mean and variance of a layer's units over all ranks' examples."""
+        """Return a function that computes mean and variance of a layer's units over all ranks, and notes them."""
         number = len(self._services)
 
         def add_up(x: torch.Tensor | None) -> Moments:

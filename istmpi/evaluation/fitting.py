@@ -1,8 +1,8 @@
 """Numbers of the full network that are fitted on all ranks: factors of its sums, and the temperature of its logits.
 
-Adam finds the factors of the groups' contributions that minimise the training loss. The temperature minimises the
-cross-entropy: a classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv
-1706.04599). It would be 0 if all examples were classified correctly, so targets are smoothed by 1/(n+2), as by Platt.
+Adam fits the factors of the groups' contributions to the training loss. The temperature minimises the cross-entropy: a
+classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv 1706.04599). The
+temperature would be 0 if all examples were classified correctly, so targets are smoothed by 1/(n+2), as by Platt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""The first step of a factor's logarithm: it changes the factor by a tenth. Later steps are smaller."""
+"""The first step of a factor's logarithm, which changes the factor by about a tenth. Later rates are smaller."""
 _DECAYS = 0.9, 0.99
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
@@ -39,7 +39,7 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """Return the factors that minimise the loss over all ranks' batches, starting at the store's. Collective.
+    """Return the factors of least loss over all ranks' batches in `STEPS` steps from the store's factors. Collective.
 
     ``loss``: a function of the network's outputs that returns the sum over this rank's batch.
     """
@@ -80,7 +80,7 @@ def fitted_scale(
 
 
 def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 for logits not finite.
+    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if logits are not finite.
 
     ``summed``: a function that adds up an array over ranks.
     """

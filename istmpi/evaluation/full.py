@@ -1,7 +1,8 @@
 """The full network, evaluated: a forward pass of the plain module, in which only leaves compute differently.
 
-A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners, and its outputs are
-gathered. `istmpi.cost.evaluation` decides which leaves are sharded.
+A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners: its outputs are
+gathered or, if ranks have different examples, its rows are sent for each pass. `istmpi.cost.evaluation` chooses the
+sharded leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class FullNetwork:
-    """The full network of the ranks' stores, with the weights of its last calibration.
+    """The full network of the ranks' stores, with the weights of its last `calibrate` or `load_moments`.
 
     ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
     rank has other examples, which stay there. Otherwise all ranks pass the same examples if anything is sharded.
@@ -81,7 +82,7 @@ class FullNetwork:
 
     @property
     def shares_examples(self) -> bool:
-        """True if each rank passes some of the examples, and only sums over them are sent."""
+        """True if each rank passes its own part of the examples."""
         return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
 
     def calibrate(self, *inputs: Any) -> None:
@@ -120,12 +121,12 @@ class FullNetwork:
             return call(self.module, inputs)
 
     def finish(self) -> None:
-        """Serve the other ranks' calls until no rank waits, if examples are the ranks' own. Collective."""
+        """Serve the other ranks' calls until no rank waits, if ranks have different examples. Collective."""
         if self._own:
             self._own.finish()
 
     def release(self) -> None:
-        """Free the memory of gathered weights until the next calibration."""
+        """Free the memory of gathered weights, until they are loaded again."""
         for parameter in self._gathered.values():
             parameter.data = parameter.data.new_empty(0)
 

@@ -12,12 +12,11 @@ from istmpi.models.architecture import Architecture
 
 
 def scored_of(run: Run, data: Dataset, length: int) -> int:
-    """The number of examples that are scored in a split of ``length`` examples."""
     return min(run.evaluate.examples or data.scoring.scored or length, length)
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """The number of this rank's examples that an evaluation during training scores."""
+    """The number of examples that an evaluation during training scores; of this rank's examples, if data are local."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
     return scored_of(run, data, len(split))
 
@@ -30,6 +29,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Draw ``count`` of ``length`` rows, or a part of ``count`` on each of ``share`` ranks; return sorted numbers."""
+    """Draw ``count`` of ``length`` rows, or on each of ``share`` ranks its part (at least 2); return sorted numbers."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

@@ -63,7 +63,7 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a product of gathered, scaled inputs with this rank's rows. ``widths``: each rank's number of inputs."""
+    """Return ``product``, which has this rank's rows, of gathered, scaled inputs. ``widths``: each rank's inputs."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)
@@ -82,7 +82,7 @@ def _of_gathered(
 def _contribution(
     leaf: Leaf, units: range, factor: float, communicator: Communicator
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a product with a whole weight that adds up the scaled contributions of all ranks' units."""
+    """Return a product with a whole weight that adds up the scaled contributions of each rank's ``units``."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         parameters = leaf.module._parameters

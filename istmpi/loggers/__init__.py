@@ -1,4 +1,4 @@
-"""``--log``: a `Watch` for each program sends a run's records there. A new one needs a file and a line in LOGGERS."""
+"""``--log``: for each program, a `Watch` sends it a run's records. A new one needs a file and a line in LOGGERS."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ LOGGERS = {
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Raise DataError if a logger's library is not installed; nothing is imported."""
     for name in names:
         if find_spec(name) is None:
             raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    """Make the loggers of these names, each once."""
     return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}

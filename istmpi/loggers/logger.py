@@ -42,7 +42,7 @@ LOGGED = ("started", "progressed", "finished", "closed")
 
 
 class LoggedWatch:
-    """Passes every call to a watch and to loggers; a logger that raises is switched off and reported."""
+    """Passes calls to a watch, those in `LOGGED` also to loggers. A logger that raises is switched off and reported."""
 
     def __init__(self, watch: Watch, loggers: Mapping[str, Watch]):
         self._watch, self._loggers = watch, dict(loggers)

@@ -10,7 +10,7 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """Steps are rounds. Records of an earlier job are removed for rounds that are run again."""
+    """Steps are rounds. If a run is resumed after a completed round, TensorBoard drops its records of later rounds."""
 
     name = "tensorboard"
 

@@ -12,7 +12,7 @@ from istmpi.training.progress import Progress
 
 
 class WeightsAndBiases(Logger):
-    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run keeps its identifier there."""
+    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run continues the same log."""
 
     name = "wandb"
 

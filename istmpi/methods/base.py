@@ -1,8 +1,8 @@
 """A method of training, which runs a round step by step.
 
-`Method.round` is a generator: it fetches the values that this rank trains, yields each local step to the caller, who
-takes it, and sends the trained values on. A round is completed or dropped. After a dropped round, every rank has the
-values from before it.
+`Method.round` is a generator: it fetches the values that this rank trains, yields the number of each local step to the
+caller, who takes the step, and sends the trained values on. A round is completed or dropped. After a dropped round, all
+values are those from before it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Method(ABC):
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     def run(self, number: int) -> float | None:
-        """Run a round; return its mean loss over all ranks and local steps, or None if it was dropped. Collective.
+        """Run a round; return the mean of the ranks' mean losses (NaN without steps), None if dropped. Collective.
 
-        A round is dropped if a rank is asked to stop before its last local step; ``job.stop`` has the reason on all
+        A round is dropped if a rank that is asked to stop does not finish its steps; ``job.stop`` has the reason on all
         ranks. Raises DivergedError on every rank if a loss or weight is not finite. In both cases all values are those
         from before the round.
         """
@@ -107,7 +107,6 @@ class Method(ABC):
         """Run a round; yield the number of each local step, from 0, which the caller takes on ``subnet``."""
 
     def take(self, number: int, local_step: int) -> None:
-        """Take a local step of a round on this rank's next batch."""
         step = self.first_step(number) + local_step
         self.job.communicator.whereabouts.step(local_step + 1)
         batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
@@ -171,7 +170,7 @@ class Method(ABC):
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Bring the network to evaluate into the store. Collective."""
+        """Bring the network to evaluate to its owners: into ``job.store``, which has this rank's rows. Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
@@ -227,7 +226,6 @@ class Method(ABC):
         return self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
 
     def _keep(self, number: int, deal: Partition, digests: Sequence[int]) -> None:
-        """Keep a round's deal, and forget old ones. Raises IstmpiError if ranks' deals differ."""
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 error = IstmpiError(

@@ -20,7 +20,6 @@ BALANCED = "balanced"
 
 
 def require_usable(train: Train, task: str, classes: int) -> None:
-    """Raise ConfigError if label smoothing or class weights do not fit the data."""
     weights = [*train.class_weights] if isinstance(train.class_weights, tuple) else train.class_weights
     for name, value in (("label_smoothing", train.label_smoothing), ("class_weights", weights)):
         if value and not TASKS[task].one_class:

@@ -1,8 +1,8 @@
 """Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network and learns from the others'.
 
 After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean prediction of the
-other ranks' networks, copied at the beginning of the round. The network of rank 0 is evaluated and saved.
-If networks have several exits, all exits learn from the predictions of the last ones.
+other ranks' networks, as they were at the beginning of the round. The network of rank 0 is evaluated. If networks have
+several exits, all exits learn from the predictions of the last ones.
 """
 
 from collections.abc import Callable

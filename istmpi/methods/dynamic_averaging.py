@@ -1,4 +1,4 @@
-"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when one is far from the last mean.
+"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when a rank is far from the last mean.
 
 After every round each rank measures the distance of its weights from the reference, which is the last mean of all
 ranks. If no squared distance is above ``threshold`` times the reference's squared norm, no weights are sent. Otherwise
@@ -22,7 +22,7 @@ REFERENCE = "reference"
 
 
 class DynamicAveraging(ReplicatedMethod):
-    """A method in which every rank has a network of its own; the store has their mean when it is asked for."""
+    """A method in which every rank has a network of its own; `publish` stores their mean and the reference."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -57,7 +57,7 @@ class DynamicAveraging(ReplicatedMethod):
             members += others[: len(members)]
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
-        """Give members their mean and return True, if it is near the reference or all ranks are members. Collective."""
+        """Give members their mean, if it is near the reference or all are members; return True if so. Collective."""
         communicator, tensors = self.job.communicator, dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size

@@ -1,6 +1,7 @@
 """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each round.
 
-Each rank has its own weights x_i, which are drawn to a center. Owners keep the center, and it is evaluated:
+Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is evaluated. Here a
+is the moving rate divided by the number of ranks:
 
     together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
     round-robin    the same, one rank after the other, each with the center that the rank before it left
@@ -13,7 +14,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class EASGD(ReplicatedMethod):
-    """A method in which every rank has a network of its own; the store has the center at all times."""
+    """A method in which every rank has a network of its own; the owners have the center at all times."""
 
     @torch.no_grad()
     def exchange(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all it has.
+"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all its examples.
 
 Every round a fraction of the ranks is drawn at random. Each drawn rank takes ``epochs`` passes over its own examples;
 the last batch of a pass may be smaller. The weights become the mean over the drawn ranks, weighted by their numbers of

@@ -1,10 +1,11 @@
 """Independent Subnet Training (arXiv 1910.02120, Algorithm 1); local SGD, DiLoCo and SparseLoCo deal out nothing.
 
-Every round the units are dealt out anew, and every rank trains the narrow network of its own units for J local steps.
+Every round units are dealt out anew (method.redeal), and every rank trains the narrow network of its units for J steps.
 A rank trains a weight if it holds the units at both ends of it. If a rank trains the weight in the next round, too, it
 gets the weight directly from the rank that trained it, or already has it; other weights go to their owners. Weights
 that are not dealt out stay on all ranks, which take their mean, or the mean of their largest changes (arXiv
-2508.15706). An outer step may follow (arXiv 1805.09767, 2311.08105).
+2508.15706). If an outer step follows (arXiv 1805.09767, 2311.08105), or if several ranks hold a unit, all dealt weights
+go to their owners.
 """
 
 from collections.abc import Iterator

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """The parts of a run that a method uses on one rank."""
-
     run: Run
     architecture: Architecture
     task: type[Task]
@@ -42,4 +40,4 @@ class Job:
     optimizer: OwnOptimizer | None = None
     """The optimizer of a user's program; None for that of the run's settings."""
     restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """This rank's own values, whole, from the checkpoint that the run resumes from; other values are in the store."""
+    """This rank's own values, whole, from the checkpoint that the run resumes from; other values are in ``store``."""

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
-"""The value that replaces log(0): a class without examples on a rank has no effect on its losses."""
+"""The value that replaces log(0): a class without examples on a rank has almost no effect on its losses."""
 
 
 def require_usable(strength: float, task: str, method: str) -> None:
-    """Raise ConfigError if a run cannot have an adjustment of logits."""
     if strength and not TASKS[task].one_class:
         raise ConfigError(f"train.logit_adjustment = {strength:g} needs classes, which these data lack. Leave it out.")
     if strength and method == "codistillation":
@@ -36,8 +35,6 @@ def require_usable(strength: float, task: str, method: str) -> None:
 
 
 class LogitAdjustment:
-    """Adds ``strength`` times the log of each class's frequency on this rank to the logits."""
-
     def __init__(self, batches: Batches, strength: float):
         self._batches, self._strength = batches, strength
         self._added: torch.Tensor | None = None

@@ -45,14 +45,13 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Raise ConfigError if the run has settings of named optimizers: this optimizer would ignore them."""
+        """Raise ConfigError if the run has settings of named optimizers, except clip, which this one would ignore."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):
                 raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
 
     def require_usable(self, names: Iterable[str]) -> None:
-        """Raise ConfigError if a pattern matches no parameter, or if an option does not exist."""
         names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, given in self._groups.items():
             if unknown := next((option for option in given if option not in options), None):

@@ -15,7 +15,7 @@ from istmpi.methods.job import Job
 class ReplicatedMethod(Method):
     """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
-    Ranks' networks may differ between rounds; `publish` brings the one to evaluate into the store. A method takes an
+    Ranks' networks may differ between rounds; `publish` brings the network to evaluate to its owners. A method takes an
     outer step itself, if it has one.
     """
 
@@ -35,7 +35,7 @@ class ReplicatedMethod(Method):
         self._start = {}
 
     def begin(self, number: int) -> None:
-        """Build this rank's network and its optimizer; fetch them in the first round of a job. Collective."""
+        """Build this rank's network and its optimizer; fetch their values in the first round of a job. Collective."""
         first, self._published = not self.subnet.tensors, False
         self.build(number)
         if first:
@@ -57,11 +57,11 @@ class ReplicatedMethod(Method):
         return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def fill_store(self) -> None:
-        """Bring the network to evaluate into the store; by default it is there already. Collective."""
+        """Bring the network to evaluate into ``job.store``; by default it is there already. Collective."""
         return
 
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:
-        """Give the owners the mean of the networks of the ranks ``members``, by default of all. Collective."""
+        """Give the owners the mean of the tensors of the ranks ``members``, by default of all. Collective."""
         store, tensors = self.job.store, self.of_this_rank()
         moved = {name: store.parameters[name] for name in tensors}
         holders = Replicated(store.owners.lengths, store.owners.ranks, members)

@@ -1,7 +1,7 @@
 """Schedules of the learning rate after its warm-up, over all local steps of a run. A new one goes into `SCHEDULES`.
 
-The functions take the optimizer's settings, a step's number and the number of steps. Steps are numbered from 0, through
-all rounds.
+The functions take the optimizer's settings, a step's number (only for a rate) and the number of steps. Steps are
+numbered from 0, through all rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 COOL_DOWN, RISE = 0.2, 0.3
 """The last fraction of a run, in which warm-up-stable-decay falls; and the first, in which one-cycle rises."""
 BEGIN, END = 25, 25e4
-"""Divisors of the rate where one-cycle begins and where, without a least rate, it ends."""
+"""Divisors of lr, for the rates at which one-cycle begins and, without least_lr, ends."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ def in_words(settings: Any, steps: int) -> str:
 
 
 def require_usable(settings: Any, steps: int) -> None:
-    """Raise ConfigError if the settings of the learning rate do not fit a run of ``steps`` local steps."""
     warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
     if warm_up > steps:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Plain SGD for tables of which a step reads few rows: only these rows have a gradient, and only these are updated.
+"""Plain SGD for tables of which a step reads few rows: only these rows have a gradient, and are updated in the step.
 
-A row that no example reads still moves with momentum and shrinks with weight decay. These updates are postponed. They
+A row that no example reads still moves with momentum and shrinks with weight decay. These updates are postponed: they
 are a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e.
-gets them, when it is next read, or at the round's end. Except for rounding, this is SGD that updates every row.
+gets its postponed updates, when it is next read, or at the round's end. Except for rounding, every row moves as in SGD.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
 
 
 class SparseRows:
-    """The plain SGD of a network's embedding tables. `finish` must be called before their values are used."""
+    """The plain SGD of a network's `bags`. `finish` must be called before all rows of their weights are used."""
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
         """``settings`` has momentum and weight_decay. The optimizer's state must be in place already."""

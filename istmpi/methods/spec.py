@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RING_BYTES = 2**20
-"""Bytes of undealt parameters from which on their mean is taken by a ring all-reduce. A ring is nearer to the line's
-rate than all-to-all, but needs 2(P-1) more messages a round."""
+"""Undealt parameters of at least these bytes are averaged by a ring all-reduce, if no outer step follows. A ring is
+nearer to the line's rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
-def trained(held: Holdings) -> int | Fraction:
+def trained(run: Run, held: Holdings) -> int | Fraction:
     return held.held_elements
 
 
-def reduced(held: Holdings) -> int:
+def reduced(run: Run, held: Holdings) -> int:
     return 2 * (held.ranks - 1) * held.network_elements
 
 
-def gathered(held: Holdings) -> int:
+def gathered(run: Run, held: Holdings) -> int:
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -68,10 +68,8 @@ class MethodSpec:
     """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
-    received: Callable[[Holdings], int | Fraction] = trained
+    received: Callable[[Run, Holdings], int | Fraction] = trained
     """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
-    sent_part: Callable[[Run], int | Fraction] = lambda run: 1
-    """The fraction of `received` that is really sent."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
@@ -83,11 +81,11 @@ class MethodSpec:
     in_passes: bool = False
     """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
     learns_from_others: bool = False
-    """True if each batch passes forward through the networks of all other ranks, too."""
+    """True if ranks pass batches forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
     """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
-    """True if the optimizer's state is never reset; it is stored with the owners, and rounds do not send it."""
+    """True if the optimizer's state is never reset. Rounds do not send it."""
     owned_tensors: int = 1
     """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0
@@ -95,7 +93,8 @@ class MethodSpec:
     encodes: bool = False
     """True if rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """Number of whole networks kept besides the trained one, for a run, its ranks and the stored slots."""
+    """The number of whole networks kept besides the trained one, for a run, its number of ranks, and the number of
+    optimizer slots that are stored for each parameter."""
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")
@@ -118,15 +117,6 @@ class MethodSpec:
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
         return asked(run, architecture)
-
-    def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
-        if self.deals and run.method.partition != ():
-            architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
-
-    def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """Return the least number of units that every rank must hold, for each dealt group whose units are blocks."""
-        return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
@@ -169,7 +159,7 @@ class MethodSpec:
             run.last_rounds(),
             self.wire(run),
             run.train.seed,
-            Largest.of(run.method) if self.sends_largest(run) else None,
+            Largest(run.method.top, run.method.feedback) if self.sends_largest(run) else None,
         )
 
     def deal(
@@ -178,9 +168,8 @@ class MethodSpec:
         """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it is impossible."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
-        groups, least = self.groups(run, architecture), self.least(run, architecture)
-        seed, shares, redeal = run.train.seed, shares or self.shares(run), run.method.redeal
-        return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
+        groups, shares = self.groups(run, architecture), shares or self.shares(run)
+        return Partition.draw(architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing ones."""
@@ -200,7 +189,7 @@ class MethodSpec:
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots that the store keeps for every parameter between rounds."""
+        """Return the kinds of optimizer slots that are kept between rounds. Raises ConfigError if they cannot be."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:
@@ -215,15 +204,8 @@ class MethodSpec:
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Return True if dealt parameters stay with their holders between two rounds, as far as the next deal allows.
-
-        They do not stay if several ranks may hold a unit: then owners take the mean.
-        """
-        from istmpi.engine.partition import overlaps
-
-        groups, least = self.groups(run, architecture), self.least(run, architecture)
-        apart = not any(overlaps(architecture.lengths[name], ranks, count) for name, count in least.items())
-        return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
+        """Return True if dealt parameters stay with their holders between rounds, as far as the next deal allows."""
+        return bool(self.groups(run, architecture)) and ranks > 1 and self.stays and self.outer(run) == (1, 0)
 
     def delay(self, run: Run) -> int:
         """Return the number of local steps from when weights leave to when they arrive."""

@@ -29,15 +29,14 @@ class Subnet:
     network: nn.Module
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self, job: Job, averages_gradients: bool = False):
+    def __init__(self, job: Job, averages_gradients: bool):
         self._job, self._lengths = job, None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = optimizer_spec(job.run.optimizer)
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
-        # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
-        if not job.optimizer:
+        if not job.optimizer:  # one that only a program can make is refused here, and not in the first round
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
@@ -78,7 +77,7 @@ class Subnet:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
-        """Begin a local step at learning rate ``rate``; delete all gradients.
+        """Begin a local step: delete all gradients. ``rate``: for label layers, which update themselves.
 
         ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic`` network (dropout).
         """
@@ -95,7 +94,6 @@ class Subnet:
         self.optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
-        """Clip the gradients and update the weights."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
@@ -108,7 +106,7 @@ class Subnet:
         self._move()
 
     def settle(self) -> None:
-        """Apply the postponed updates of table rows that no example has read."""
+        """Apply the postponed updates of table rows that the last steps did not read."""
         if self._sparse_rows:
             self._sparse_rows.finish()
 

@@ -50,9 +50,10 @@ class Edges:
         return self.total(h).add_(h).mul_(root)
 
     def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
-        """The weighted mean of ``values`` ``[n, heads, units]`` over each node i and its neighbours j.
+        """Return the weighted mean of ``values`` ``[n, heads, units]`` over each node i and its neighbours.
 
-        The weights are a softmax over j of ``leaky_relu(to_self[i] + to_others[j])``. Both scores are ``[n, heads]``.
+        The weights are a softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``. Both scores are
+        ``[n, heads]``.
         """
         (rows, columns), heads = self._places, to_self.shape[1]
         selves = functional.leaky_relu(to_self + to_others, SLOPE)
@@ -134,11 +135,11 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""The version and `Bags` of each tensor of features; None if too few are zero."""
+"""The version and `Bags` of each tensor of features; None if `dropped` makes none."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
-    """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero ones become `Bags`."""
+    """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero values become `Bags`."""
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))

@@ -64,7 +64,7 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """Return this network with its code; run it if ``tried``. ConfigError if the code makes another network."""
+        """Return this network with its code; run it if ``tried``. Raises ConfigError as `require_usable` does."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
@@ -106,7 +106,7 @@ class Architecture:
         return prod(each, start=1.0)
 
     def weight_factor(self, name: str, scale: Scale) -> float:
-        """Return the factor of a whole parameter: for its products, and for a block of which it is an end."""
+        """Return the factor of a whole parameter: for its products, and for a block of which its module is an end."""
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
@@ -154,7 +154,7 @@ class Architecture:
         return network
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
-        """Build the network as `build` does. If it has leaves, its parameters are on the meta device."""
+        """Build the network as `build` does. If it has leaves, its trainable parameters are on the meta device."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
         from istmpi.models.leaves import without_values
@@ -213,7 +213,7 @@ class Architecture:
             multiply_sums(network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
-        """The factors of calls in the full network that no weight can hold, for `multiply_sums`."""
+        """The factors, other than 1, of calls in the full network that no weight can hold, for `multiply_sums`."""
         uses = self._keys_of_uses(self.lengths).items()
         return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
 
@@ -249,7 +249,10 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
-        """Raise ConfigError if the network cannot be built at these lengths or, if ``tried``, cannot be run."""
+        """Raise ConfigError if the network, unless its table is written by hand, cannot be built at these lengths.
+
+        The error is also raised for other batch normalisations than in the table or, if ``tried``, a failing pass.
+        """
         if has_table(self.name):  # it may be too large to be tried
             return
         try:
@@ -267,7 +270,7 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the initial network's outputs; None if its table is written by hand. ConfigError if not finite."""
+        """Return the initial network's outputs, None with a written table. ConfigError if an output is not finite."""
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded

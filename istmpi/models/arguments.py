@@ -65,9 +65,9 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Check the arguments of a built-in network without calling its constructor. A single width becomes a list.
+    """Return the arguments of a built-in network, checked without calling its constructor. Unknown names pass.
 
-    Raises ConfigError, which names ``source`` and the first argument of a wrong type.
+    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for an argument of a wrong type.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -104,10 +104,11 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """The network of this name with these settings. Raises ConfigError if anything is wrong with them.
+    """Return the network of this name. Raises ConfigError if the settings do not fit it or the data.
 
-    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task, where
-    settings may give facts of the data. ``network``: the class; without it the code of ``name`` is run.
+    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task; for such a
+    task, settings may give shape, features and outputs. ``network``: the class; without it, the code of ``name`` is
+    run, unless the network's table is written by hand.
     """
     if name == "mlp" and (advice := TASKS[task].network):
         raise ConfigError(f"model.name = 'mlp' {advice}")
@@ -168,7 +169,7 @@ def user_network(
 
 @cache
 def _shipped(name: str) -> tuple[type[nn.Module], Source]:
-    # Reading the source of all its imports takes 0.1 s, and a network with a written table does not need it.
+    # Reading the source of all its imports takes 0.1 s; a written table needs none.
     place = place_of(name)
     return (load_class(place)[0], Source()) if has_table(name) else load(place)
 

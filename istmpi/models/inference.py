@@ -194,7 +194,6 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
 
 
 def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
-    """The readings of a width that the trials prove, or a single finding with the problem."""
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)

@@ -1,6 +1,6 @@
 """Inspects a network before training: makes its table, or refuses a network that cannot be trained.
 
-The network is built twice in full size, with different random numbers, and run on two examples.
+The network is built twice in full size, with different random numbers, and run on a few examples.
 """
 
 import zlib
@@ -216,8 +216,8 @@ def _initial(
 ) -> tuple[float, float]:
     """Return bound and centre of a parameter's initial values, from its contents in two constructions.
 
-    The bound follows from the number of inputs of products with the parameter. A parameter in no product keeps its mean
-    and standard deviation.
+    Equal contents have the bound 0. The bound of a factor of products follows from their number of inputs, that of an
+    embedding from its width. Others keep mean and standard deviation. ConfigError if a value is not finite.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
@@ -237,9 +237,9 @@ def _initial(
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
     """Return the layers that compute the same wherever their weights' rows are, with the names of their parameters.
 
-    They are tried on a small network, or on the full one if that fails. Each layer has its weight only during its own
-    call. The outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is
-    read elsewhere.
+    A small network is tried, or the full one if that fails. Each layer has its weight only during its own call. The
+    outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is read
+    elsewhere.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():

@@ -14,13 +14,12 @@ from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork
 
 KEPT = 64
-"""The largest number of units of a width in the network that is inspected."""
+"""The largest number of units of a dealt width in the network that is inspected."""
 LEAST = 8
 """The smallest number of units that is preferred because it divides the width."""
 
 
 def inspected(network: UserNetwork) -> Table:
-    """The table of a network. If its class is ``LARGE``, the table is found with few units."""
     return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
 
 

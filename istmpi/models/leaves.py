@@ -128,7 +128,7 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules whose class can be a leaf, with their parameters' names."""
+    """The modules that can be leaves by their class and options, with their parameters' names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     leaves = {}
     for path, module in network.named_modules():
@@ -147,7 +147,7 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here. Its shape, dtype and device can be read.
+    """A parameter whose values are not here. Its shape, dtype and similar facts can be read; its device is the CPU.
 
     Any other use raises RuntimeError and sets ``read``.
     """
@@ -210,7 +210,7 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """A network of shapes only. Its buffers have values if its constructor refuses the meta device."""
+    """A network of shapes only. Buffers and frozen parameters have values if its build on the meta device fails."""
     try:
         with torch.device("meta"), without_values():
             return build()

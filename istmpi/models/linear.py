@@ -1,4 +1,4 @@
-"""Linear layers whose gradient stays in the same memory. Parts of it can be sent before the rest is computed.
+"""Linear layers whose gradient stays in the same memory. Parts of a gradient can be sent before the rest is computed.
 
 In training, a last layer of very many labels has the logits of only one block of labels in memory. The backward pass
 computes them again (a fourth product beside three), unless there is only one block. Plain SGD updates a block's weights
@@ -28,10 +28,10 @@ SMALL = 2**17
 
 
 class Linear(nn.Linear):
-    """PyTorch's layer, except that the gradient of its weight is written into the same memory in every step.
+    """PyTorch's layer, except that on a CPU, without autocast, a large weight's gradient stays in the same memory.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, the backward pass calls
-    it with the number of leading elements of ``weight.grad`` that are final.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, such a backward pass
+    calls it with the number of leading elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
@@ -116,7 +116,7 @@ class _Product(Function):
 
 
 class LabelBlocks(Linear):
-    """A linear layer over labels. Once ``deferred`` is set, it returns `Deferred` losses in training, not logits."""
+    """A linear layer over labels. With ``deferred`` it returns `Deferred`, not logits, in training without autocast."""
 
     deferred = False
     rate: float | None = None

@@ -14,8 +14,6 @@ from istmpi.names import ACTIVATIONS
 
 
 class MLP(nn.Sequential):
-    """features -> hidden1 -> hidden2 -> ... -> labels."""
-
     DEALT = ("hidden",)
 
     def __init__(

@@ -20,7 +20,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 class Calibrated:
     """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments`` once they are set.
 
-    It has no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
+    It keeps no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
     """
 
     moments: Moments | None = None
@@ -79,7 +79,7 @@ def convert_batch_norms(network: nn.Module) -> None:
 def built(
     network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
 ) -> nn.Module:
-    """Build a network and convert its batch normalisations. Its initial values depend on ``seed`` alone."""
+    """Build a network and convert its batch normalisations. Its random numbers depend on ``seed`` alone."""
     with seeded(seed), torch.device(device):
         module = network.build(lengths)
     convert_batch_norms(module)
@@ -95,7 +95,10 @@ def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tupl
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Set each layer's moments to those of its inputs in a forward pass in this context (the mean over calls)."""
+    """Set each layer's moments to those of its inputs in a forward pass in this context (the mean over calls).
+
+    ``moments_of`` takes a layer's input ``[batch, units, ...]``, its name, and its `Calibrated.each`.
+    """
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:

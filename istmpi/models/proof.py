@@ -21,8 +21,8 @@ from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, ru
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
-"""The numbers of units to try for a width. They are primes that divide no other factor of an axis: otherwise a wrong
-reading may permute another width's units and change nothing."""
+"""The primes that are tried first as a width's number of units. A prime is skipped if it divides another factor of an
+axis: a wrong reading could then permute another width's units and change nothing."""
 DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
@@ -64,9 +64,9 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """Build the network with the fewest units that its constructor accepts. ConfigError if none runs.
+        """Build the network with few units of the width, the first number that works. ConfigError if none does.
 
-        Widths that share an axis with this one, or with one of those widths, keep their length.
+        Widths that share an axis with this width, or with a width that shares one with it, keep their length.
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
@@ -107,7 +107,7 @@ class Trial:
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
-        """The first module whose output shows that units are permuted; empty if the outputs stay the same."""
+        """Return the first module whose output shows that units are permuted; "" if the outputs stay the same."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
             if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
@@ -162,7 +162,6 @@ class Trial:
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
-        """The widest smaller network that runs, and its units; ``(None, 0)`` if there is none."""
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})

@@ -66,7 +66,7 @@ class Sum:
 
 
 class Recorder(Watching):
-    """Records every operation on a network's tensors, within its context ``following``."""
+    """Records a network's products, normalisations and sums within its context ``following``."""
 
     def __init__(self, network: nn.Module, training: bool):
         super().__init__()

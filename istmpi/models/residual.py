@@ -53,7 +53,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """The residual blocks that an integer counts, or the problem. The values of ``full`` are overwritten."""
+    """Return the residual blocks among the modules that an integer counts, or the problem. May overwrite ``full``."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -123,7 +123,7 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fewest last layers of a block that make it the identity when they return zero; or nothing."""
+    """Return a block's layers that make it the identity when they return zero, as few and late as possible; or ()."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}

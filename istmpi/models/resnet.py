@@ -64,8 +64,6 @@ class ResNet(nn.Module):
 
 
 class Exit(nn.Module):
-    """A classifier of the residual stream, ``[b, channels, height, width]``."""
-
     def __init__(self, channels: int, outputs: int):
         super().__init__()
         self.norm = nn.BatchNorm2d(channels)

@@ -40,7 +40,7 @@ class Call:
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """The result is multiplied by the sum's factor to this power."""
+    """A result is multiplied by the sum's factor to this power; logsumexp adds the factor's logarithm instead."""
     detail: str = ""
     module: str = ""
     parameter: str = ""
@@ -211,7 +211,7 @@ def input_multiplied(
 def multiply_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Make a network multiply sums in calls, and parameters. ``factors()`` returns a mapping of factors for each."""
+    """Make a network multiply sums. ``factors()`` returns factors of calls (`Scaled`), and of parameters by name."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:

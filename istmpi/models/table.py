@@ -1,6 +1,6 @@
 """A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain values.
 
-It is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
+A table is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Operator:
     axis: int | None = None
     """The axis of the weight whose positions are the columns."""
     gradients: int = 2
-    """The number of products of the same size in the backward pass: one for each factor that needs a gradient."""
+    """The number of products of the same size in the backward pass: one for each factor that needs a gradient, and one
+    more with ``block``."""
     of_input: bool = False
     """True if a factor is the network's input, which needs no gradient."""
     calls: int = 1
@@ -109,7 +110,7 @@ class Use:
     parameter: str
     """The parameters among the call's operands, joined by commas; empty if there are none."""
     detail: str
-    """The equation of an einsum, or the axes that are summed over."""
+    """The equation of an einsum, or the axes that a sum or norm adds up; empty for other calls."""
     inner: str
     """The axis that is summed over, such as ``(4 hidden)``."""
     groups: tuple[str, ...]
@@ -173,7 +174,7 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups to deal out by default: those that the class prefers, if it has any of them.
+        """The groups to deal out by default, of those whose sums can be scaled: those that the class prefers, if any.
 
         Otherwise they are the groups on no residual stream, or all if there are none. Of several groups on one axis,
         such as heads and their width, only the outermost counts; groups of blocks count only if there are no others.
@@ -200,7 +201,7 @@ class Table:
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """Return the first difference from another table, or "". Source, initial values and products do not count."""
+        """Return the first difference from another table, or "". Source, initial values, leaves etc. do not count."""
         compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
         here, there = self._compared(), other._compared()
         for fact in compared:

@@ -114,7 +114,6 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * queries * head_dim, embed, bias=False)
 
     def forward(self, x, places, cache, number):
-        """The addition to the stream, ``[b, t, embed]``."""
         b, t, _ = x.shape
         query = self.query(x).view(b, t, self.heads * self.queries, -1).transpose(1, 2)
         key, value = (product(x).view(b, t, self.heads, -1).transpose(1, 2) for product in (self.key, self.value))

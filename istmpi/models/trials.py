@@ -80,7 +80,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Make random numbers in this context depend on the seed alone; others do not change."""
+    """Make PyTorch's random numbers on the CPU in this context depend on the seed alone; later ones do not change."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -101,7 +101,7 @@ def running(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Run a network on examples; return examples and outputs.
 
-    Windows are short and numbers float64, if the network allows it.
+    Windows are short, and numbers float64 (unless it is `large`), if the network allows it.
     """
     if not large(module):
         module.to(torch.float64).eval()

@@ -34,7 +34,7 @@ class Width:
 class UserNetwork:
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that returns the class and its source. It is called when they are needed."""
+    """A function that returns the class and its source. It is called only if these are needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
@@ -50,7 +50,8 @@ class UserNetwork:
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a user's own batch, or None. The outputs for such a batch may be any tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, from the first build on. All networks built here use them."""
+    """The values of the full network's frozen parameters, from the first build on. Networks built here use those of
+    equal shape."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values were replaced after the constructor."""
 
@@ -102,7 +103,10 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """Build the network, with other lengths of some widths. Raises ConfigError if its constructor fails."""
+        """Build the network, with other lengths of some widths.
+
+        Raises ConfigError if that fails, makes no torch.nn.Module, or leaves a parameter without a shape.
+        """
         from torch import nn
         from torch.nn.parameter import is_lazy
 
@@ -160,7 +164,10 @@ class UserNetwork:
         return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Return ``count`` examples as inputs of ``forward``: always the same random ones, or the user's rows."""
+        """Return ``count`` examples as inputs of ``forward``: always the same random ones, or the user's rows.
+
+        If the user's tensors have different lengths, all rows are returned.
+        """
         import torch
 
         if self.example is not None:

@@ -102,7 +102,6 @@ def _groups(
 
 
 def _folded(full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The parameters that are only in sums over units of the same widths, outside ``layers``."""
     folded: dict[str, tuple[str, ...]] = {}
     spoilt = set(full.kept_apart)
     for seen, names in zip(full.sums, groups):

@@ -189,7 +189,7 @@ class Distributed:
         a pair: a sum over examples, and their number. ``calibrate``: a loader whose first batch on each rank gives the
         moments of batch normalisations; later calls use it again. ``same_loader``: each of P ranks takes every
         P-th batch; otherwise each has its own loader and takes all of it. All ranks get the same result, which is in
-        the record as ``name``.
+        the record as ``name``, or under the names of a dict.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")

@@ -14,7 +14,7 @@ from istmpi.training.loop import Training
 from istmpi.trees import tensors_of
 
 WATCHED = 2**24
-"""Buffers of fewer bytes are checked: the loop must not change them."""
+"""Buffers of fewer bytes, and frozen parameters, are checked: the loop must not change them."""
 
 
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -64,7 +64,6 @@ class Round:
 
     @property
     def local_steps(self) -> int:
-        """The number of local steps that this rank takes in the round."""
         return self._method.steps(self.number - 1)
 
     def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False) -> Iterator[Any]:

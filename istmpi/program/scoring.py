@@ -1,4 +1,5 @@
-"""Scores the full network by a user's function, which passes batches through it; calibrates it on such batches."""
+"""Scores the full network by a user's function, which passes batches through the network. With a further loader, the
+function also calibrates the batch normalisations."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Rows(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
-    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
         raise ConfigError(
             f"data.validation = {fraction} is not for programs, which hold out examples themselves. Leave it out."
         )
@@ -61,8 +62,8 @@ class Stream:
     """The batches of a loader, unchanged.
 
     From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
-    (seed, rank, step), so a resumed run takes the same ones. Any other iterable keeps its own order, and starts again
-    after its end.
+    (seed, rank, step), so a resumed run takes the same ones on as many ranks. Any other iterable keeps its own order,
+    and starts again after its end.
     """
 
     def __init__(
@@ -268,8 +269,8 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    From a map-style data set only these batches are read. A `DataLoader` draws the same random numbers every time, on
-    all ranks.
+    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
+    map-style data set, a rank reads only its own batches; otherwise it reads all.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
@@ -283,7 +284,16 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
             yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
     else:
         _require_no_workers(loader)
-        yield from (batch for number, batch in enumerate(loader) if number % ranks == rank)
+        batches = end = object()
+        for number in count():
+            with drawing() as draw:  # an order at random is the same on all ranks
+                draw(rng.key(seed, "items", number))
+                batches = iter(loader) if batches is end else batches
+                batch = next(batches, end)
+            if batch is end:
+                return
+            if number % ranks == rank:
+                yield batch
 
 
 def examples_in(batch: Any) -> int:

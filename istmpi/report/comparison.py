@@ -87,7 +87,7 @@ class Comparison:
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """Return a group's figure divided by the best group's: the median over common seeds, else the ratio of medians.
 
-        None if the group did not reach the target.
+        None if the group's median run did not reach the target, or if the ratio is infinite.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
@@ -251,7 +251,7 @@ def full_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return a short name for each group, given one run of each: its method, and the settings that distinguish it."""
+    """Return a short name for each group, given a run of each: its method, with settings if groups share the method."""
     made = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]

@@ -1,6 +1,6 @@
 """The curve of one run: its scores against time, bytes and examples, and the time of each phase.
 
-Runs of istmpi record it in their folders; other programs write a ``curve.json`` (docs/following.md).
+Runs of istmpi record the curve in their folders; other programs write a ``curve.json`` (docs/following.md).
 """
 
 import json
@@ -37,7 +37,7 @@ class Curve:
     method: str
     points: tuple[Point, ...]
     seed: int = 0
-    """The seed. Runs of one seed begin with the same network and see the same batches."""
+    """The seed. Runs with the same seed usually begin with the same network and see the same batches."""
     ranks: int | None = None
     score_name: str = ""
     name: str = ""
@@ -46,7 +46,7 @@ class Curve:
     problem: str = ""
     source: str = ""
     data: str = ""
-    """A fingerprint of the training data, where it is known."""
+    """A fingerprint of the training data; empty if it is unknown."""
     test: float | None = None
     """The last score on the test split if the points are on the validation split; otherwise None."""
 
@@ -157,7 +157,6 @@ def _load(path: Path) -> Curve:
 
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
-    """Return the points of evaluations with their scores. Raises DataError if rounds or costs decrease."""
     costs = ("seconds", "bytes", "examples")
     points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
     for point, next in zip(points, points[1:]):

@@ -80,7 +80,6 @@ def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str])
 
 
 def times(ratio: float) -> str:
-    """Return a ratio of two figures as text: ``1.90x``."""
     return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
 
 
@@ -147,7 +146,7 @@ def _phases(comparison: Comparison) -> Rows:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence for each group on the hardest target that any group reached, the fastest group first."""
+    """Return a sentence for each evaluated group, the fastest first, on the hardest target reached; and warnings."""
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
         return "The runs have no evaluation to compare yet."

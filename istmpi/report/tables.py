@@ -144,7 +144,6 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Yield groups of methods. Each group, with whole names, fits a table on a console of that width."""
     group, used = [], len("ranks")
     for method in methods:
         needed = max(len(method), FIGURE) + 2

@@ -43,7 +43,8 @@ UNDISTURBED = Faults()
 def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
     """Run a program on simulated ranks: each rank calls it once, with a communicator of all ranks.
 
-    The outcome depends only on the program and the faults. An exception that not all ranks raise ends the job.
+    The outcome depends only on the program and the faults. An exception ends the job, except an `IstmpiError` that is
+    marked as raised on all ranks (``everywhere``).
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))

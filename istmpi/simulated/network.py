@@ -200,8 +200,6 @@ class Request:
 
 
 class Group:
-    """Ranks of the world, in an order."""
-
     def __init__(self, members: Sequence[int]):
         self.members = tuple(members)
 

@@ -40,7 +40,6 @@ def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None
 
 
 def usable(run: Run) -> Run:
-    """Return the run with the writer ``direct``. Raises ConfigError for mpio."""
     if run.checkpoint.writer == "mpio":
         raise ConfigError(
             "checkpoint.writer = 'mpio' needs an MPI library, which simulated ranks lack. Use direct, which "

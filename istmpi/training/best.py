@@ -21,7 +21,8 @@ class Best:
     def of(run: Run, data: Dataset) -> Best | None:
         """Return a new object if the run scores the validation split during training; otherwise None.
 
-        A run does so if it has that split and a setting uses the score. Raises ConfigError if the split is missing.
+        A run does so if it has that split and a setting uses the score. Raises ConfigError if such a setting lacks the
+        split, or does not go with train.resolution.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
         reasons += ["checkpoint.best = true"] * run.checkpoint.best

@@ -1,4 +1,4 @@
-"""Trains several methods in turn in one job, all with the same initial network, batches and evaluations.
+"""Trains several methods in turn in one job, all with the same initial network, data and evaluations.
 
 Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
 all. First every method trains a short round that is not measured, to make connections.
@@ -16,7 +16,7 @@ from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
-from istmpi.files import usable
+from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
@@ -92,7 +92,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Train one local step (fedavg: one pass) of every method that has unfinished runs."""
+        """Train one local step (fedavg: one pass) of each phase of every method that has unfinished runs."""
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1
@@ -116,7 +116,7 @@ class Comparison:
         with ExitStack() as at_the_end:
             with self._communicator.agreed():
                 if first:
-                    with usable(self.folder):
+                    with preparing(self.folder):
                         self.folder.mkdir(parents=True, exist_ok=True)
                         record = json.dumps({"ranks": self._communicator.size})
                         (self.folder / COMPARISON).write_text(f"{record}\n", encoding="utf-8")

@@ -35,7 +35,7 @@ class Training(Prepared):
         """Run the remaining rounds, and yield the progress after each one.
 
         A requested stop ends training early; the current round is finished or dropped. Raises DivergedError on every
-        rank if the loss is not finite.
+        rank if a loss, a weight or an evaluation is not finite.
         """
         run = self.run
         every = run.evaluate.rounds_between(run.train.rounds)
@@ -146,8 +146,8 @@ class Training(Prepared):
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Return the header and this rank's pieces of a checkpoint. Collective.
 
-        ``calibrated``: with moments of batch normalisations and a classifier's temperature, for prediction. Raises
-        DivergedError on every rank if a value is not finite.
+        ``calibrated``: for prediction, with a classifier's temperature, after a calibration of batch normalisations if
+        one is due. Raises DivergedError on every rank if a weight is not finite.
         """
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
@@ -195,7 +195,7 @@ class Training(Prepared):
     def resume(self, path: Path) -> list[str]:
         """Resume from a checkpoint of any number of ranks; return the differences from its run.
 
-        Raises ConfigError on every rank if it belongs to another run.
+        Raises ConfigError on every rank if the checkpoint belongs to another run, DataError if a weight is not finite.
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header

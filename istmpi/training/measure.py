@@ -1,6 +1,6 @@
-"""Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model. Collective; bounded in time.
+"""Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model. Collective.
 
-Every figure is the median over repetitions of the slowest rank's time, while all ranks work at once as in training.
+Times are those of the slowest rank, mostly medians, while all ranks work at once as in training.
 """
 
 import time
@@ -80,7 +80,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work without the first call; short work is repeated without a pause, like steps."""
+    """Measure the seconds of work: the first call's if above `SECONDS`, otherwise a median of calls without a pause."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once

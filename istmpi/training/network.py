@@ -1,4 +1,4 @@
-"""Builds a run's network, the same on every rank; rank 0 inspects a network of the user and sends its table."""
+"""Builds a run's network, the same on every rank. Rank 0 inspects a network without a written table, and sends one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from istmpi.models.user import UserNetwork
 
 EXAMPLES = 16
-"""The number of training examples on which a network is tried before training."""
+"""The most training examples on which a network is tried before training."""
 COMPARED = 4096
 """The most outputs for these examples that are compared between ranks."""
 
@@ -134,7 +134,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return the network of a run for these data without other ranks. Raises ConfigError as in training."""
+    """Return a run's network without other ranks, and without a pass of training examples. May raise ConfigError."""
     from istmpi.models.table import Table
 
     code = _code(run, data)
@@ -165,7 +165,6 @@ def _code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _written_down(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
-    """Return the table of a network of istmpi, which needs no inspection; None for a network of the user."""
     if not has_table(code.name):
         return None
     if not data.outputs:

@@ -41,7 +41,7 @@ class LastRound:
     background: float = 0.0
     """Seconds of communication in the background, the mean over ranks; waiting for it is also in ``phases``."""
     shares: tuple[float, ...] = ()
-    """The share of each rank in this round, if shares follow measured times; otherwise empty."""
+    """The share of each rank in this round, if shares change during the run; otherwise empty."""
 
     @staticmethod
     def of(
@@ -121,7 +121,7 @@ class Tally:
     def __init__(self, communicator: Communicator, clock: Clock):
         self._communicator, self._clock = communicator, clock
         self.counts = Counts(0, 0, 0.0, 0, 0.0)
-        """Counts of all ranks, as of the last exchange."""
+        """Counts of all ranks, as of the last round."""
         self._began = 0.0, 0
         """The time when the current round began, and this rank's sent bytes until then."""
         self.last_round: LastRound | None = None

@@ -1,9 +1,9 @@
-"""Remembers the inspected tables of the user's networks in a folder of the user.
+"""Remembers the tables of inspected networks in a folder of the user.
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
-A table is used again only if everything from which it was made is the same. Files that cannot be read, or that other
-users may change, are ignored. The folder may be deleted at any time.
+A table is used again only if source, arguments, example shapes and versions are the same. Files that cannot be read, or
+that other users may change, are ignored. The folder may be deleted at any time.
 """
 
 import hashlib

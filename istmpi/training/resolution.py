@@ -40,7 +40,7 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank."""
+    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank if one fails."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, NETWORK
+from istmpi.checkpoint.folder import BEST, NETWORK, listed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
@@ -25,38 +25,37 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
-    """The record of a run, on every rank. Collective."""
-
     def __init__(
         self,
         training: Training,
         folder: RunFolder,
         watch: Watch,
         lock: FolderLock | None,
-        at_the_end: ExitStack,
         hang_watch: HangWatch,
         trained: bool,
-        start: Path | None,
-        inside: Path | None,
-        notes: Sequence[str],
     ):
-        """Write the run's settings, and report its start to ``watch``.
+        """Keep what a run writes its record with.
 
-        ``start`` is the checkpoint from which the run resumes, if any; ``inside`` is the same if it is in this folder.
-        ``trained``: ``start`` is the trained network.
+        ``trained``: True if the run resumes from its trained network, so that no round is left.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
+
+    def begin(self, start: Path | None, notes: Sequence[str], at_the_end: ExitStack) -> None:
+        """Write the run's settings, and report its start; ``start``: the checkpoint from which it resumes, if any."""
+        training, folder = self._training, self._folder
+        saved = listed(folder.path) if self._first and start else ()
+        inside = self._communicator.broadcast_from_root(next((path for path in saved if path.samefile(start)), None))
         settings, communicates = training.run.checkpoint, training.makes_communicators
         self._saver = Saver(folder.path, settings, self._communicator, self.note, inside, communicates)
         at_the_end.callback(self._saver.close)
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
-            at_the_end.push(partial(_close, watch))
-            at_the_end.push(hang_watch)  # loggers may take long to close
-            watch.started(training, folder, self._saver)
+            at_the_end.push(partial(_close, self._watch))
+            at_the_end.push(self._hang_watch)  # loggers may take long to close
+            self._watch.started(training, folder, self._saver)
             for line in notes:
                 self.note(line)
             if start:
@@ -113,7 +112,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before the diverged round, and add its path to the error."""
+        """Save the network from before the diverged round, and add its path to the error, unless it is not finite."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -199,7 +198,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the test score of the saved best network. Collective; it may replace the weights in memory."""
+    """Return the saved best network with its test score, None without one. Collective; may replace weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

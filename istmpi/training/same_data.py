@@ -106,11 +106,14 @@ WITHOUT_EFFECT = (
     "comm.",
     "output.",
 )
-"""Settings, or sections of settings, that do not change the trained network."""
+"""Settings, or beginnings of settings, whose change a resumed run neither reports nor refuses."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
-    """List the allowed differences from a checkpoint's run. Raises ConfigError for any other difference."""
+    """List the allowed differences from a checkpoint's run. Raises ConfigError for any other difference.
+
+    Those in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
+    """
     header, changed, refused = checkpoint.header, [], []
     old, new = checkpoint.architecture.table, here.architecture.table
     moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source

@@ -84,22 +84,20 @@ NETWORKS = {
     "layers without normalisation": {"model__norm": "none", "model__bias": True},
     "blocks of a resnet": {
         "model__name": "resnet",
-        "model__blocks": [2, 1],
+        "model__blocks": [5, 1],
         "model__channels": [4, 6],
         "model__inner": [3, 4],
         "method__partition": ["blocks1"],
-        "method__min_blocks": 1,
     },
     "every round another deal": {"method__redeal": 1.0},
     "shares": {"method__shares": [1.0, 2.0, 1.5]},
 }
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name):
     settings = ONCE | {"evaluate__form": "blocks"} | NETWORKS[name]
-    if name == "shares" and comm.size != 3:
-        pytest.skip("shares are of three ranks")
     if settings.get("model__name") == "resnet":
         settings.pop("model__hidden")
         training = Training(own_run(**settings), comm)
@@ -111,7 +109,7 @@ def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name)
     assert score.form == "blocks"
     comm.barrier()
     if comm.rank == 0:
-        for ranks in (2,) if name == "blocks of a resnet" else (1, 2, 5):
+        for ranks in (1, 2, 5) if name == "mlp" else (2,):
             for result in simulate(lambda few: evaluate(path, few), ranks).require():
                 assert (result.score.form, result.score.score) == ("blocks", score.score)
                 assert result.score.loss == pytest.approx(score.loss, rel=1e-6)

@@ -194,7 +194,7 @@ def job_name(run: str) -> str:
 def check(
     arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
 ) -> Run:
-    """Return the run of a command line; refuse it if these ranks could not train it."""
+    """Return the run of a command line; refuse it if these ranks cannot train it. ``runs_code``: run the user's."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs

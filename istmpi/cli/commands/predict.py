@@ -150,7 +150,7 @@ def _continued(
     drawing: tuple[int, float, int],
     as_json: bool,
 ) -> Iterator[str]:
-    """Return the continuation of a prompt. ``drawing``: the number of tokens, the temperature and the seed."""
+    """Yield the text that continues the prompt in ``source``. ``drawing``: number of tokens, temperature, seed."""
     from istmpi.deploy.generation import continuation, following, prompt_of, texts
 
     prompt = prompt_of(source, tokenizer)

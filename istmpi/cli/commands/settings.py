@@ -20,17 +20,16 @@ SCHEMA = "http://json-schema.org/draft-07/schema#"
 
 _PAGE = """# Settings
 
-The settings of a run file. `istmpi settings NAME` prints an entry, `--set NAME=VALUE` sets one on the command line.
+A run file has these settings. `istmpi settings NAME` prints one; `--set NAME=VALUE` sets it on the command line.
 Settings that a run leaves out have their defaults. *Made from the code by `istmpi settings --markdown`; do not edit.*
 
-[run.schema.json](run.schema.json) (`istmpi settings --schema`) is the same for editors, which complete names and
-values and mark mistakes. With taplo (Even Better TOML in VS Code, Helix, Zed), write as the first line of a run file
+Editors complete names and values and mark mistakes with [run.schema.json](run.schema.json), the output of `istmpi
+settings --schema`. Begin a run file with that file's address or absolute path (`file:///...`) for taplo (Even
+Better TOML in VS Code, Helix, Zed):
 
 ```toml
 #:schema https://host/path/run.schema.json
 ```
-
-with the address or the absolute path (`file:///...`) of that file.
 
 """
 

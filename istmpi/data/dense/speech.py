@@ -140,15 +140,15 @@ WINDOW_SECONDS = 0.128
 HOP_SECONDS = 0.032
 FLOOR_DB = -50.0
 SMOOTHING_BANDS = 4.0
-"""Deviation of the Gaussian across bands; at 8 kHz a voice's harmonics are 5 to 12 bands apart."""
+"""Standard deviation, in bands, of the Gaussian by which bands are smoothed: a voice's harmonics are 5 to 12 apart."""
 _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Return the log-mel spectrogram of one second: [BANDS, FRAMES] float32, standardised.
+    """Return the log-mel spectrogram of a second of ``clip``, standardised: [BANDS, FRAMES] float32.
 
     The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB.
-    Smoothing removes the voice's harmonics but not the formants, the floor removes noise, the reference the volume.
+    Smoothing over bands removes a voice's harmonics but not its formants. Silence gives zeros.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2

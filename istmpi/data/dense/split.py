@@ -96,8 +96,8 @@ class DenseSplit(Split):
     def labels(self) -> np.ndarray:
         return self.y if self.chosen is None else self.y[self.chosen]
 
-    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        return super().divided(fraction, seed, self.labels() if self.y.ndim == 1 else None)
+    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        return super().hold_out(fraction, seed, self.labels() if self.y.ndim == 1 else None)
 
     def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
         if normalisation is None:
@@ -153,7 +153,7 @@ def material_of(
     """Return the content of a prepared file; ``splits`` has x [n, ...] and y [n] or [n, outputs].
 
     x is read in slices. ``dtype`` is its type in the file. ``groups`` is the number of means and deviations that
-    normalise it. Raises DataError for features that are not finite, or too close together for float32.
+    normalise it. Raises DataError for features that are not finite, and for numbers too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers

@@ -233,7 +233,6 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
 
 
 def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
-    """Yield the rows that are not blank; all must have as many fields as the first."""
     cure, columns = "Write it as plain UTF-8 text.", 0
     with reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError), archive.stream(name) as stream:
         text = (line.decode("utf-8") for line in stream.lines())

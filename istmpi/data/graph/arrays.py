@@ -23,7 +23,10 @@ _Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as in its files: the node numbers of each edge's ends, and those of each split's nodes."""
+    """A graph as in its files: features ``x`` [nodes, features] and ``labels`` [nodes] or [nodes, labels].
+
+    ``sparse``: x is a sparse matrix there. Edge i goes from node ``sources[i]`` to ``targets[i]``.
+    """
 
     x: np.ndarray
     sparse: bool
@@ -65,7 +68,6 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
-    """Return a table of numbers; a table with one edge per line is returned as ``[2, edges]``."""
     with archive.stream(name) as stream:
         lines = [line.decode(errors="replace") for line in stream.lines()] or ["nothing"]
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of comma-separated numbers.", ValueError):

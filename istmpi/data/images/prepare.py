@@ -149,7 +149,6 @@ def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
 
 
 def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
-    """Read images [3, 32, 32] uint8; the classes of CIFAR-100 are its fine labels."""
     layout, folder = place
     files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
     names = _classes(folder + layout.names, files[folder + layout.names], layout)

@@ -92,7 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Return images ``[b, channels, height, width]`` after transforms, not normalised. ``key`` seeds random numbers."""
+    """Return ``images`` [b, channels, height, width], not normalised, after transforms; ``key`` seeds them."""
     import torch
 
     from istmpi.data.callable.split import drawing

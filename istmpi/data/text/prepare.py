@@ -25,10 +25,7 @@ CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Read documents: every file, or every line of a .jsonl, whose text has the name ``key``.
-
-    An end token follows each.
-    """
+    """Read documents, and put an end token after each: files, and lines of .jsonl, which have their text at ``key``."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
