@@ -90,6 +90,8 @@ class Distributed:
         init = settings.get("init")
         self.training.init = init if callable(init) else None
         self._round: Round | None = None
+        self.has_gradients = False
+        """True once a local step of this rank had gradients."""
         self.summary: Summary | None = None
         """The summary of the last loop over rounds; None if no round was left to train."""
         self._streams = Streams(self.communicator, self.run.train.seed, self._note)

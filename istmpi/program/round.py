@@ -143,6 +143,7 @@ class Round:
     def average_gradients(self) -> None:
         """Take the mean of the gradients over ranks, if the method does. Call it before clipping by hand."""
         if not self._averaged:
+            self._require_gradient()
             self._method.before_update()
             self._averaged = True
 
@@ -216,6 +217,16 @@ class Round:
                     f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep "
                     "such values in the program, or make them parameters"
                 )
+
+    def _require_gradient(self) -> None:
+        """Raise ConfigError if no parameter has a gradient at the job's first local step on this rank."""
+        parameters = () if self._job.has_gradients else [*self.module.parameters()]
+        if parameters and all(values.grad is None for values in parameters):
+            raise self._error(
+                "no parameter of round.module got a gradient. Compute the loss from round.module, not from a network "
+                "made outside the loop"
+            )
+        self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -653,6 +653,12 @@ def detached(round, batches, job):
         round.step(loss_of(round.module, batch).detach())
 
 
+def outside(round, batches, job):
+    module = networks.Convolutional(**ARGUMENTS).double()
+    for batch in round.take(batches):
+        round.step(loss_of(module, batch))
+
+
 def replaces(round, batches, job):
     for batch in round.take(batches):
         round.step(loss_of(round.module, batch))
@@ -702,6 +708,7 @@ def raises(round, batches, job):
         (twice, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
         (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
         (detached, ConfigError, "round 1: the loss has no gradient"),
+        (outside, ConfigError, "round 1: no parameter of round.module got a gradient. Compute the loss from"),
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside a round"),
@@ -798,6 +805,7 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
+        ({"optimizer": lambda _: own([torch.zeros(1)])}, "the optimizer does not have the parameters it was given"),
         ({"optimizer": own, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         ({"optimizer": own, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_decay"),
         ({"optimizer": own, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
