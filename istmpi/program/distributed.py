@@ -25,7 +25,7 @@ from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.scoring import ScoreOf, Scoring
 from istmpi.program.streams import Rows, Stream, Streams, examples_in
-from istmpi.tasks import OWN
+from istmpi.tasks import OWN, named
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
@@ -98,7 +98,7 @@ class Distributed:
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
         self._guard: Any = None
-        self._scoring = Scoring(self.training, self.guard)
+        self._scoring = Scoring(self.training, self.guard, self._note)
         self._made = made
         if made:
             with self.communicator.agreed():
@@ -137,8 +137,14 @@ class Distributed:
             if record is None:
                 return
             self._record, loaders = record, record.folder / "loaders"
-            self._take_scores_up()
+            if training.rounds_done:
+                self._take_scores_up()
             self._streams.load(loaders, training.rounds_done, resumed)
+            if training.architecture.batch_norms and not training.rounds_done:
+                self._note(
+                    "the network has batch normalisations: the first job.evaluate needs calibrate=, a loader of training "
+                    "data. Without it, job.evaluate, save and export are refused."
+                )
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
                 self._streams.begin_round()
@@ -164,13 +170,14 @@ class Distributed:
             self.summary = record.end(network)
 
     def _take_scores_up(self) -> None:
-        if not self._made:
-            return
-        lines, first_step = self.metrics(), self.training.method.first_step
-        self._made.scores_known = len(lines) >= self.training.rounds_done
-        scores = {first_step(line["round"]): line["score"] for line in lines if line.get("score") is not None}
-        self._made.scores.clear()
-        self._made.scores.update(scores)
+        training, lines = self.training, self.metrics()
+        scored = [line for line in lines if line.get("score") is not None]
+        if scored:
+            training.score_name = scored[-1].get("score_name", training.score_name)
+        if self._made:
+            self._made.scores_known = len(lines) >= training.rounds_done
+            self._made.scores.clear()
+            self._made.scores.update({training.method.first_step(line["round"]): line["score"] for line in scored})
 
     def end(self) -> None:
         """Make the present round the last one: the loop ends after it, and all is saved. Call it on all ranks."""
@@ -184,6 +191,7 @@ class Distributed:
         calibrate: Iterable[Any] | None = None,
         name: str = "score",
         same_loader: bool = True,
+        higher_is_better: bool = True,
     ) -> Any:
         """Return the mean of ``score(module, batch)`` over a loader's examples, for the full network. Collective.
 
@@ -191,14 +199,15 @@ class Distributed:
         a pair: a sum over examples, and their number. ``calibrate``: a loader whose first batch on each rank gives the
         moments of batch normalisations; later calls use it again. ``same_loader``: each of P ranks takes every
         P-th batch; otherwise each has its own loader and takes all of it. All ranks get the same result, which is in
-        the record as ``name``, or under the names of a dict.
+        the record as ``name``, or under the names of a dict. ``higher_is_better``: False if less is better, of the
+        first score of a dict; for `istmpi report`. A batch has as many examples as its first tensor has rows.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
         first = next(iter(means))
-        self.training.score_name = first or name
+        self.training.score_name = named(first or name, higher_is_better)
         more = {key: value for key, value in means.items() if key != first} or None
         scored = Score(float("nan"), means[first], self._scoring.examples, more=more)
         self._scores = {self.training.rounds_done: scored}

@@ -18,6 +18,7 @@ from istmpi.errors import ConfigError, DivergedError
 from istmpi.program.round import require_on
 from istmpi.program.streams import examples_in, own_batches
 from istmpi.training.loop import Training
+from istmpi.trees import tensors_of
 
 HOST = torch.device("cpu")
 ScoreOf = Callable[[nn.Module, Any], Any]
@@ -26,9 +27,15 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 class Scoring:
     """Computes mean scores of the full network, and remembers the last loader to calibrate on. Collective."""
 
-    def __init__(self, training: Training, guard: Callable[[nn.Module, Callable[..., None]], None]):
+    def __init__(
+        self,
+        training: Training,
+        guard: Callable[[nn.Module, Callable[..., None]], None],
+        note: Callable[[str], None],
+    ):
         """``guard(module, check)`` lets ``check`` be called before each pass of the module."""
-        self._training, self._communicator, self._guard = training, training.communicator, guard
+        self._training, self._communicator, self._guard, self._note = training, training.communicator, guard, note
+        self._noted = False
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
         """The number of examples, over all ranks, in the last means."""
@@ -38,7 +45,7 @@ class Scoring:
     ) -> dict[str, float]:
         """Return each score's mean by name, "" for a single score. Arguments are those of `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
-        full, sums, count = training.evaluator.network, {}, 0
+        full, sums, count, uneven = training.evaluator.network, {}, 0, 0
         with training.clock("evaluate"):
             training.method.publish()
             if calibrate is not None and training.architecture.batch_norms:
@@ -51,26 +58,42 @@ class Scoring:
             self._guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
-                    values, rows = _sums_of(score(full.module, batch), examples_in(batch))
+                    returned = score(full.module, batch)
+                    values, rows = _sums_of(returned, examples_in(batch))
                     count += rows
+                    lengths = {len(each) for each in tensors_of(batch) if each.ndim}
+                    uneven += len(lengths) > 1 and not isinstance(returned, tuple)
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
                     for key, value in values.items():
                         sums[key] = sums.get(key, 0.0) + value
             full.finish()
             full.release()
-            return self._over_ranks(sums, count)
+            return self._over_ranks(sums, count, uneven)
 
-    def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
-        per_rank = self._communicator.allgather((sums, count))
-        self.examples = sum(count for _, count in per_rank)
+    def _over_ranks(self, sums: dict[str, float], count: int, uneven: int) -> dict[str, float]:
+        """Return the means over all ranks. ``uneven``: the number of batches whose tensors differ in length."""
+        per_rank = self._communicator.allgather((sums, count, uneven))
+        self.examples = sum(count for _, count, _ in per_rank)
         with self._communicator.agreed():
             if not self.examples:
                 raise ConfigError("the loader to evaluate on has no batch.")
-        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
-        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
+            names = {rank: [*values] for rank, (values, *_) in enumerate(per_rank) if values}
+            first = next(iter(names.values()))
+            if odd := next((rank for rank in names if {*names[rank]} != {*first}), 0):
+                raise ConfigError(f"the score has {names[odd]} on rank {odd}, but {first} on an earlier rank.")
+        keys = dict.fromkeys(key for values, *_ in per_rank for key in values)
+        means = {key: sum(values.get(key, 0.0) for values, *_ in per_rank) / self.examples for key in keys}
+        if sum(uneven for *_, uneven in per_rank) > 1 and not self._noted:
+            self._noted = True
+            self._note(
+                "tensors of a batch to evaluate have different first axes; the first tensor's counts the examples. Make "
+                "it the batch's axis, or return a sum and a count from the score."
+            )
         if not np.isfinite([*means.values()]).all():
-            error = DivergedError(f"the score of the full network is not finite {self._training.position}: {means}.")
+            error = DivergedError(
+                f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."
+            )
             error.everywhere = True
             raise error
         return means

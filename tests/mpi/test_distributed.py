@@ -21,6 +21,7 @@ from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
+from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
@@ -777,6 +778,31 @@ def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
     job.evaluate(lambda module, batch: 0.0, [EXAMPLE] * comm.size, calibrate=[EXAMPLE] * comm.size)
     with pytest.raises(ConfigError, match="calibrate=, a loader of training data, and a score that passes its batches"):
         job.save(shared_tmp / "network.h5")
+
+
+@pytest.mark.ranks(min=2)
+def test_scores_of_other_names_on_a_rank_are_refused(comm):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    assert job.evaluate(lambda module, batch: {"a": 1.0}, [EXAMPLE]) == {"a": 1.0}
+    with pytest.raises(ConfigError, match="the score has ..acc.. on rank 1, but ..a.. on an earlier rank"):
+        job.evaluate(lambda module, batch: {"acc" if comm.rank == 1 else "a": 1.0}, [EXAMPLE] * 9)
+
+
+def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(comm, shared_tmp):
+    watch = Noted()
+    for rounds in (1, 2):
+        size, settings = {"in_features": 5, "out_features": 3}, SETTINGS | {"method": "local-sgd"}
+        job = istmpi.Distributed(torch.nn.Linear, size, comm, example=torch.randn(6, rounds, 5), **settings)
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=watch, signals=False):
+            for _ in round.steps():
+                round.step(round.module(pair(4)[0].double()).square().mean())
+        if rounds == 1:
+            batches = [(EXAMPLE, EXAMPLE[:4])] * 9
+            job.evaluate(lambda module, batch: 1.0, batches, name="mse", higher_is_better=False)
+    assert job.summary.score_name == "mse (lower is better)" and not higher_is_better(job.summary.score_name)
+    assert [line["score_name"] for line in job.metrics()] == ["mse (lower is better)"] * 2
+    if comm.rank == 0:
+        assert "tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
 
 
 def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
