@@ -142,8 +142,8 @@ class Distributed:
             self._streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
                 self._note(
-                    "the network has batch normalisations: the first job.evaluate needs calibrate=, a loader of training "
-                    "data. Without it, job.evaluate, save and export are refused."
+                    "the network has batch normalisations: give the first job.evaluate calibrate=, a loader of "
+                    "training data. Without it, job.evaluate, save and export are refused."
                 )
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")

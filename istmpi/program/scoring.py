@@ -87,8 +87,8 @@ class Scoring:
         if sum(uneven for *_, uneven in per_rank) > 1 and not self._noted:
             self._noted = True
             self._note(
-                "tensors of a batch to evaluate have different first axes; the first tensor's counts the examples. Make "
-                "it the batch's axis, or return a sum and a count from the score."
+                "tensors of a batch to evaluate have different first axes; that of the first tensor counts the "
+                "examples. Make it the batch's axis, or return a sum and a count from the score."
             )
         if not np.isfinite([*means.values()]).all():
             error = DivergedError(

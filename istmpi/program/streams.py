@@ -50,6 +50,8 @@ class Rows(Split):
 class _Collated(OwnSplit):
     """A map-style data set whose batches stay as the loader collates them."""
 
+    cure = "give the loader a collate_fn"
+
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         return Batch((), self.collated(indices, key), len(indices))
 
@@ -77,6 +79,8 @@ class Stream:
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
+            if not len(loader.dataset):
+                raise DataError("the loader's data set is empty; it needs at least one example.")
             rows = place("local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             self._split = _Collated.of(loader)
             self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
@@ -132,7 +136,7 @@ class Stream:
                 self._epoch += 1
             for batch in self._iterator:
                 return batch
-        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on this rank.")
+        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}.")
 
 
 class Streams:

@@ -201,8 +201,39 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         "list keeps its own order, so a resumed run starts it again and differs from an uninterrupted run. "
         "A DataLoader of a map-style data set with shuffle=True avoids that."
     ]
-    with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
-        Stream([], 5, 0, 1, print).at(0)
+    with pytest.raises(DataError, match="the loader, list, has no batch on rank 3."):
+        Stream([], 5, 3, 4, print).at(0)
+
+
+def failing(items):
+    raise ValueError("cannot pad")
+
+
+def of_more(items):
+    return torch.utils.data.default_collate([torch.zeros(number) for number in range(len(items))])
+
+
+@pytest.mark.parametrize(
+    "examples, collate, message",
+    [
+        (0, failing, "the loader's data set is empty"),
+        (
+            9,
+            failing,
+            r"data set: its collate function fails for examples (\d, ){4}...: ValueError: cannot pad. It is raised in .*.py, ",
+        ),
+        (9, None, r"data set example \d cannot be read: TypeError.*It is raised in .*test_distributed.py, line \d+"),
+        (
+            9,
+            of_more,
+            r"data set: its collate function fails for examples .*RuntimeError: .*It is raised in .*test_distributed.py, line",
+        ),
+    ],
+)
+def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(examples, collate, message):
+    data = [0] * examples if collate else type("Bad", (list,), {"__getitem__": lambda *_: 1 + ""})(range(9))
+    with pytest.raises(DataError, match=message):
+        Stream(DataLoader(data, 5, collate_fn=collate), 5, 0, 1, print).at(0)
 
 
 @pytest.mark.ranks(min=2)
@@ -713,7 +744,7 @@ def raises(round, batches, job):
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside a round"),
-        (ends, DataError, "the loader, list, has no batch on this rank"),
+        (ends, DataError, "the loader, list, has no batch on rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
     ],
