@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -152,10 +155,11 @@ class Distributed:
                 try:
                     yield self._round
                 except GeneratorExit:
-                    self._note(
-                        f"the program left round {self._round.number}, which is not saved. End rounds early with "
-                        "job.end()."
-                    )
+                    if _left_by_choice(inspect.currentframe().f_back):
+                        self._note(
+                            f"the program left round {self._round.number}, which is not saved. End rounds early with "
+                            "job.end()."
+                        )
                     raise
                 if not self._round.finished():
                     self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
@@ -302,3 +306,8 @@ class Distributed:
         if self._guard:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def _left_by_choice(loop: FrameType | None) -> bool:
+    """Return True if a frame leaves its loop by break or return, and not by an exception, which nothing shows yet."""
+    return bool(loop) and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER")

@@ -81,7 +81,9 @@ class Scoring:
             names = {rank: [*values] for rank, (values, *_) in enumerate(per_rank) if values}
             first = next(iter(names.values()))
             if odd := next((rank for rank in names if {*names[rank]} != {*first}), 0):
-                raise ConfigError(f"the score has {names[odd]} on rank {odd}, but {first} on an earlier rank.")
+                raise ConfigError(
+                    f"the score has {names[odd]} on rank {odd}, but {first} on an earlier rank. Return equal names."
+                )
         keys = dict.fromkeys(key for values, *_ in per_rank for key in values)
         means = {key: sum(values.get(key, 0.0) for values, *_ in per_rank) / self.examples for key in keys}
         if sum(uneven for *_, uneven in per_rank) > 1 and not self._noted:
