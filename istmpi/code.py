@@ -55,7 +55,7 @@ def short(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return a sentence that names the last line of the user's code in an error's traceback; empty if none is there."""
+    """Return a sentence that names the last line of the user's code in a traceback; empty if it has none."""
     libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(libraries) and "-packages" not in frame.filename:

@@ -291,10 +291,5 @@ def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
     return BinaryMultiLabel if (scoring, multi_label_loss) == (MultiLabel, "binary") else scoring
 
 
-def named(score: str, higher: bool) -> str:
-    """Return a user's score name for a run's record, with the direction if it is not that of the name itself."""
-    return score + LOWER * (not higher and higher_is_better(score))
-
-
 def higher_is_better(score: str) -> bool:
     return not score.endswith(LOWER) and all(task.higher_is_better for task in TASKS.values() if task.score == score)

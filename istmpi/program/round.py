@@ -71,14 +71,13 @@ class Round:
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
         loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
-        rank has its own data set. Batches are as the loader makes them; `istmpi.program.streams.Stream` says which ones
-        this rank gets.
+        rank has its own data set. This rank gets the batches of `istmpi.program.streams.Stream`.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which counts in epochs."
             )
-        stream, self._parts = self._job.stream(loader, local), accumulate
+        stream, self._parts = self._job.streams.of(loader, local), accumulate
         for _ in self.steps():
             for part in range(accumulate):
                 batch = stream.at(self._step * accumulate + part, self._place_in_pass(stream), ahead)
@@ -219,7 +218,7 @@ class Round:
                 )
 
     def _require_gradient(self) -> None:
-        """Raise ConfigError if no parameter has a gradient at the job's first local step on this rank."""
+        """Raise ConfigError if no parameter has a gradient, at the first local step of the job alone."""
         parameters = () if self._job.has_gradients else [*self.module.parameters()]
         if parameters and all(values.grad is None for values in parameters):
             raise self._error(

@@ -1,5 +1,4 @@
-"""Scores the full network by a user's function, which passes batches through the network. With a further loader, the
-function also calibrates the batch normalisations."""
+"""Scores the full network by a user's function, and calibrates its batch normalisations."""
 
 from __future__ import annotations
 
@@ -27,14 +26,8 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 class Scoring:
     """Computes mean scores of the full network, and remembers the last loader to calibrate on. Collective."""
 
-    def __init__(
-        self,
-        training: Training,
-        guard: Callable[[nn.Module, Callable[..., None]], None],
-        note: Callable[[str], None],
-    ):
-        """``guard(module, check)`` lets ``check`` be called before each pass of the module."""
-        self._training, self._communicator, self._guard, self._note = training, training.communicator, guard, note
+    def __init__(self, job: Any, training: Training):
+        self._job, self._training, self._communicator = job, training, training.communicator
         self._noted = False
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
@@ -45,7 +38,7 @@ class Scoring:
     ) -> dict[str, float]:
         """Return each score's mean by name, "" for a single score. Arguments are those of `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
-        full, sums, count, uneven = training.evaluator.network, {}, 0, 0
+        full, sums, count = training.evaluator.network, {}, 0
         with training.clock("evaluate"):
             training.method.publish()
             if calibrate is not None and training.architecture.batch_norms:
@@ -55,43 +48,44 @@ class Scoring:
                 self.require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            self._guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
+            self._job.guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
                     returned = score(full.module, batch)
                     values, rows = _sums_of(returned, examples_in(batch))
+                    if count and not isinstance(returned, tuple):
+                        self._look_at(batch)
                     count += rows
-                    lengths = {len(each) for each in tensors_of(batch) if each.ndim}
-                    uneven += len(lengths) > 1 and not isinstance(returned, tuple)
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
                     for key, value in values.items():
                         sums[key] = sums.get(key, 0.0) + value
             full.finish()
             full.release()
-            return self._over_ranks(sums, count, uneven)
+            return self._over_ranks(sums, count)
 
-    def _over_ranks(self, sums: dict[str, float], count: int, uneven: int) -> dict[str, float]:
-        """Return the means over all ranks. ``uneven``: the number of batches whose tensors differ in length."""
-        per_rank = self._communicator.allgather((sums, count, uneven))
-        self.examples = sum(count for _, count, _ in per_rank)
+    def _look_at(self, batch: Any) -> None:
+        if not self._noted and len({len(each) for each in tensors_of(batch) if each.ndim}) > 1:
+            self._noted = True
+            self._job.note(
+                "the tensors of a batch to evaluate have different first axes: the first tensor's rows count as "
+                "examples. Put the batch's axis first, or return a sum and a count."
+            )
+
+    def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
+        per_rank = self._communicator.allgather((sums, count))
+        self.examples = sum(count for _, count in per_rank)
         with self._communicator.agreed():
             if not self.examples:
                 raise ConfigError("the loader to evaluate on has no batch.")
-            names = {rank: [*values] for rank, (values, *_) in enumerate(per_rank) if values}
+            names = {rank: [*values] for rank, (values, _) in enumerate(per_rank) if values}
             first = next(iter(names.values()))
             if odd := next((rank for rank in names if {*names[rank]} != {*first}), 0):
                 raise ConfigError(
                     f"the score has {names[odd]} on rank {odd}, but {first} on an earlier rank. Return equal names."
                 )
-        keys = dict.fromkeys(key for values, *_ in per_rank for key in values)
-        means = {key: sum(values.get(key, 0.0) for values, *_ in per_rank) / self.examples for key in keys}
-        if sum(uneven for *_, uneven in per_rank) > 1 and not self._noted:
-            self._noted = True
-            self._note(
-                "tensors of a batch to evaluate have different first axes; that of the first tensor counts the "
-                "examples. Make it the batch's axis, or return a sum and a count from the score."
-            )
+        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
+        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
         if not np.isfinite([*means.values()]).all():
             error = DivergedError(
                 f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."
@@ -114,7 +108,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any; return True if moments are known after this round."""
+        """Calibrate again on the last loader, if any; return True if moments are known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

@@ -50,8 +50,6 @@ class Rows(Split):
 class _Collated(OwnSplit):
     """A map-style data set whose batches stay as the loader collates them."""
 
-    cure = "give the loader a collate_fn"
-
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         return Batch((), self.collated(indices, key), len(indices))
 

@@ -842,7 +842,7 @@ def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(
     assert job.summary.score_name == "mse (lower is better)" and not higher_is_better(job.summary.score_name)
     assert [line["score_name"] for line in job.metrics()] == ["mse (lower is better)"] * 2
     if comm.rank == 0:
-        assert "tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
+        assert "the tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
 
 
 def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):

@@ -47,7 +47,6 @@ class OwnSplit(Split):
     classes: int = 0
     chosen: np.ndarray | None = None
     ahead: int = 0
-    cure = "write collate(items) in the data file"
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         rows, batch = indices, self.collated(indices, key)
@@ -90,7 +89,7 @@ class OwnSplit(Split):
                 odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
                 raise DataError(
                     f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
-                    f"Give all the same shape, or {self.cure}."
+                    "Give all the same shape, or write a collate function."
                 ) from error
 
     def _go_together(self, *items: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from istmpi.code import short
 from istmpi.data.batch import Batch
 from istmpi.errors import ConfigError
-from istmpi.tasks import Classification, OwnTask, Regression, higher_is_better, named
+from istmpi.tasks import LOWER, Classification, OwnTask, Regression, higher_is_better
 
 Function = Callable[[Any, Any], Any]
 
@@ -79,7 +79,7 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
     name = getattr(holder, "score_name", "score" if score else "loss")
     higher = getattr(holder, "higher_is_better", bool(score) and higher_is_better(name))
     facts = {"loss": staticmethod(loss), "points": staticmethod(score or loss), "higher_is_better": higher}
-    return type("OwnTask", (_Task,), {**facts, "score": named(name, higher)})
+    return type("OwnTask", (_Task,), {**facts, "score": name + LOWER * (not higher and higher_is_better(name))})
 
 
 def _checked(subject: str, function: Function) -> Function:
