@@ -72,13 +72,9 @@ class Distributed:
             batch = batch or examples_in(inputs)
             self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
-        rows = Rows(examples, inputs)
-        splits, name, given = (
-            {"train": rows, "test": rows},
-            self.run.model.name,
-            {"example": inputs, "network": network},
-        )
-        data = Dataset(splits, OWN, shape, 0, None, name, "program", **given)
+        rows, name = Rows(examples, inputs), self.run.model.name
+        splits = {"train": rows, "test": rows}
+        data = Dataset(splits, OWN, shape, 0, None, name, "program", example=inputs, network=network)
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         init = settings.get("init")
@@ -130,8 +126,7 @@ class Distributed:
             if record is None:
                 return
             self._record, loaders = record, record.folder / "loaders"
-            if training.rounds_done:
-                self._take_scores_up()
+            self._take_scores_up()
             self.streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
                 self.note(
@@ -214,7 +209,7 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network for the commands of istmpi, like ``network.h5``; every rank writes its rows. Collective."""
+        """Save the network for istmpi's commands, like ``network.h5``; every rank writes its rows. Collective."""
         training, path = self.training, Path(path)
         self._together("save")
         self._scoring.require_calibrated()
@@ -225,8 +220,8 @@ class Distributed:
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
 
-        Rank 0 has the whole network in memory, the others one parameter at a time. Weights are multiplied by the
-        factors of sums over dealt units. Raises ConfigError if the class cannot express these factors.
+        Rank 0 has the whole network in memory, the others one parameter at a time. Weights include the factors of sums
+        over dealt units. Raises ConfigError if the class cannot express these factors.
         """
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
@@ -258,7 +253,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return the cost of a round before it is run: bytes of all ranks, FLOPs and memory of the largest rank."""
+        """Return the cost of a round: bytes of all ranks, FLOPs and memory of the largest rank."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from istmpi.tasks import LOWER
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
@@ -37,5 +36,5 @@ class Printing(Watch):
 
 def _scores(progress: Progress) -> str:
     score = progress.score
-    values = {progress.score_name.removesuffix(LOWER): score.score, **(score.more or {})} if score else {}
+    values = {progress.score_name: score.score, **(score.more or {})} if score else {}
     return "".join(f", {name} {value:.4g}" for name, value in values.items())

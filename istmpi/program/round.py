@@ -43,7 +43,7 @@ class Round:
 
     @property
     def module(self) -> nn.Module:
-        """The network that this rank trains: of the user's class, with the widths that this rank was dealt."""
+        """The network that this rank trains, of the user's class."""
         return self._method.subnet.network
 
     @property
@@ -147,7 +147,7 @@ class Round:
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the present local step as taken although no weights move, e.g. when a `GradScaler` skips it."""
+        """Count the present local step as taken although no weights move."""
         self._taken = True
 
     def finished(self) -> bool:
@@ -218,13 +218,10 @@ class Round:
                 )
 
     def _require_gradient(self) -> None:
-        """Raise ConfigError if no parameter has a gradient, at the first local step of the job alone."""
+        """Raise ConfigError if no parameter has a gradient at the job's first local step."""
         parameters = () if self._job.has_gradients else [*self.module.parameters()]
         if parameters and all(values.grad is None for values in parameters):
-            raise self._error(
-                "no parameter of round.module got a gradient. Compute the loss from round.module, not from a network "
-                "made outside the loop"
-            )
+            raise self._error("no parameter of round.module got a gradient. Compute the loss from its outputs")
         self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:

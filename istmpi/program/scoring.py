@@ -31,7 +31,6 @@ class Scoring:
         self._noted = False
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
-        """The number of examples, over all ranks, in the last means."""
 
     def means(
         self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
@@ -78,12 +77,9 @@ class Scoring:
         with self._communicator.agreed():
             if not self.examples:
                 raise ConfigError("the loader to evaluate on has no batch.")
-            names = {rank: [*values] for rank, (values, _) in enumerate(per_rank) if values}
-            first = next(iter(names.values()))
-            if odd := next((rank for rank in names if {*names[rank]} != {*first}), 0):
-                raise ConfigError(
-                    f"the score has {names[odd]} on rank {odd}, but {first} on an earlier rank. Return equal names."
-                )
+            names = [[*values] for values, _ in per_rank if values]
+            if odd := [each for each in names if {*each} != {*names[0]}]:
+                raise ConfigError(f"the score has {names[0]} on a rank and {odd[0]} on another. Return equal names.")
         keys = dict.fromkeys(key for values, _ in per_rank for key in values)
         means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
         if not np.isfinite([*means.values()]).all():

@@ -28,7 +28,7 @@ from istmpi.trees import tensors_of
 
 class Rows(Split):
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
-        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any indices."""
+        """``inputs``: the inputs of every batch."""
         self._count, self._inputs = count, inputs
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Stream:
     def __init__(
         self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
     ):
-        """``local``: True if this rank has its own data set and draws from all of it, not from a part."""
+        """``local``: True if this rank draws from all examples of its own data set."""
         self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.first: int | None = None
@@ -205,9 +205,9 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of this rank's loaders after a round, if any has a state. Keep the newest ``kept + 1`` files.
+        """Save the states of this rank's loaders after a round, or before it if it was ``dropped``, if any has a state.
 
-        ``dropped``: True if the round was dropped; then the states from before it are saved.
+        Keep the newest ``kept + 1`` files.
         """
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):
@@ -257,10 +257,7 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size.
-
-    This includes loaders without shuffling, which would give all ranks the same batches.
-    """
+    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size."""
     if not _is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
@@ -271,8 +268,7 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its own batches; otherwise it reads all.
+    Global random numbers that the loader draws depend on the seed alone. A rank reads only its own batches if it can.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
