@@ -37,11 +37,6 @@ class Rows(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
-    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        raise ConfigError(
-            f"data.validation = {fraction} is not for programs, which hold out examples themselves. Leave it out."
-        )
-
     @property
     def features_checksum(self) -> int:
         return 0
