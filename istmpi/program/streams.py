@@ -65,7 +65,7 @@ class Stream:
         self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
     ):
         """``local``: True if this rank draws from all examples of its own data set."""
-        self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
+        self._loader, self._rank, self._epoch = loader, rank, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.first: int | None = None
         """The checksum of the first batch of a loader that keeps its own order; None before the batch is taken."""
@@ -209,10 +209,8 @@ class Streams:
             folder.mkdir(parents=True, exist_ok=True)
             with appearing(folder / f"{round}-{self._communicator.rank}.pt") as file:
                 torch.save(states, file)
-            files = sorted(
-                folder.glob(f"*-{self._communicator.rank}.pt"), key=lambda path: int(path.stem.split("-")[0])
-            )
-            for path in files[: -kept - 1]:
+            files = folder.glob(f"*-{self._communicator.rank}.pt")
+            for path in sorted(files, key=lambda path: int(path.stem.split("-")[0]))[: -kept - 1]:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
