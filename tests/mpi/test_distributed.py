@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from contextlib import nullcontext
 
 import networks
 import numpy as np
@@ -21,6 +22,7 @@ from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
+from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
@@ -160,15 +162,23 @@ class Noted(Watch):
         self.notes.append(message)
 
 
-def test_a_break_out_of_the_rounds_is_told_what_it_loses(comm, shared_tmp):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_break_out_of_the_rounds_is_told_what_it_loses_but_not_an_error(comm, shared_tmp, fails):
     job, watch = distributed(comm, lr=0.1), Noted()
-    for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
-        for _ in round.steps():
-            round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
-        break
+
+    def train():
+        for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
+            for _ in round.steps():
+                round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
+            if fails:
+                raise KeyError("y")
+            break
+
+    with pytest.raises(KeyError) if fails else nullcontext():
+        train()
     comm.barrier()
-    if comm.rank == 0:
-        assert watch.notes == ["the program left round 1, which is not saved. End rounds early with job.end()."]
+    lost = "the program left round 1, which is not saved. End rounds early with job.end()."
+    assert comm.rank or [note for note in watch.notes if "left round" in note] == [lost] * (not fails)
 
 
 class Digits(Dataset):
@@ -207,8 +217,28 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         "list keeps its own order, so a resumed run starts it again and differs from an uninterrupted run. "
         "A DataLoader of a map-style data set with shuffle=True avoids that."
     ]
-    with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
-        Stream([], 5, 0, 1, print).at(0)
+    with pytest.raises(DataError, match="the loader, list, has no batch on rank 3."):
+        Stream([], 5, 3, 4, print).at(0)
+
+
+def failing(items):
+    return torch.stack([torch.zeros(number) for number in range(len(items))])
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ([], "the loader's data set is empty"),
+        ([0] * 9, r"its collate function fails for examples (\d, ){4}...: RuntimeError: .* It is raised in .*py, line"),
+        (
+            type("Bad", (list,), {"__getitem__": lambda *_: 1 + ""})([0]),
+            "example 0 cannot be read: TypeError.*py, line",
+        ),
+    ],
+)
+def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(data, message):
+    with pytest.raises(DataError, match=message):
+        Stream(DataLoader(data, 5, collate_fn=failing), 5, 0, 1, print).at(0)
 
 
 @pytest.mark.ranks(min=2)
@@ -659,6 +689,12 @@ def detached(round, batches, job):
         round.step(loss_of(round.module, batch).detach())
 
 
+def outside(round, batches, job):
+    module = networks.Convolutional(**ARGUMENTS).double()
+    for batch in round.take(batches):
+        round.step(loss_of(module, batch))
+
+
 def replaces(round, batches, job):
     for batch in round.take(batches):
         round.step(loss_of(round.module, batch))
@@ -709,10 +745,11 @@ def raises(round, batches, job):
         (twice, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
         (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
         (detached, ConfigError, "round 1: the loss has no gradient"),
+        (outside, ConfigError, "round 1: no parameter of round.module got a gradient. Compute the"),
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside a round"),
-        (ends, DataError, "the loader, list, has no batch on this rank"),
+        (ends, DataError, "the loader, list, has no batch on rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
     ],
@@ -771,6 +808,31 @@ def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
         job.save(shared_tmp / "network.h5")
 
 
+@pytest.mark.ranks(min=2)
+def test_scores_of_other_names_on_a_rank_are_refused(comm):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    assert job.evaluate(lambda module, batch: {"a": 1.0}, [EXAMPLE]) == {"a": 1.0}
+    with pytest.raises(ConfigError, match="the score has ..a.. on a rank and ..acc.. on another"):
+        job.evaluate(lambda module, batch: {"acc" if comm.rank == 1 else "a": 1.0}, [EXAMPLE] * 9)
+
+
+def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(comm, shared_tmp):
+    watch = Noted()
+    for rounds in (1, 2):
+        size, settings = {"in_features": 5, "out_features": 3}, SETTINGS | {"method": "local-sgd"}
+        job = istmpi.Distributed(torch.nn.Linear, size, comm, example=torch.randn(6, rounds, 5), **settings)
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=watch, signals=False):
+            for _ in round.steps():
+                round.step(round.module(pair(4)[0].double()).square().mean())
+        if rounds == 1:
+            batches = [(EXAMPLE, EXAMPLE[:4])] * 9
+            job.evaluate(lambda module, batch: 1.0, batches, name="mse", higher_is_better=False)
+    assert job.summary.score_name == "mse (lower is better)" and not higher_is_better(job.summary.score_name)
+    assert [line["score_name"] for line in job.metrics()] == ["mse (lower is better)"] * 2
+    if comm.rank == 0:
+        assert "the tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
+
+
 def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
     for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
@@ -797,6 +859,7 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
+        ({"optimizer": lambda _: own([torch.zeros(1)])}, "the optimizer does not have the parameters it was given"),
         ({"optimizer": own, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         ({"optimizer": own, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_decay"),
         ({"optimizer": own, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
