@@ -5,22 +5,27 @@ import builtins
 import os
 import sys
 import time
+from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from istmpi.comm import mpi
-from istmpi.comm.backoff import Backoff
+from istmpi.comm import backoff, mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
 """Seconds in which a launcher prints a last line. MPICH's drops unread output when a job aborts."""
 GRACE = 3.0
-"""Seconds that a failed rank waits at the end of its script for the others, which may have failed as well."""
+"""Seconds that a rank waits at the end of its script for the others, before it ends them or asks them to answer."""
+_LEFT, _WAITS = 1, 2
+"""Tags: the calls that a rank at its script's end has reached; the answer of a rank that waits for it in another."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
-_installed = False
+_worlds: list[Whereabouts] = []
+_left: dict[int, list[dict[str, int]]] = {}
+"""Ranks at the end of their scripts, with the numbers of calls that they reached in each of `_worlds`."""
 
 
 def final_barrier() -> None:
@@ -47,12 +52,11 @@ def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
     If all end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
-    its line is printed once. A SystemExit that the program raises itself is not noticed.
+    its line is printed once. A rank that ends in another way ends the others if they wait for it.
     """
-    global _installed
-    if _installed:
+    _worlds.append(communicator.whereabouts)
+    if len(_worlds) > 1:
         return
-    _installed = True
     excepthook, leave = sys.excepthook, sys.exit
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -69,6 +73,7 @@ def end_with_this_script(communicator: Communicator) -> None:
     sys.excepthook = failed
     sys.exit = builtins.exit = builtins.quit = exit
     everyone = communicator.duplicate()
+    backoff.in_long_waits = partial(_answer, everyone)
     atexit.register(_end, everyone)
 
 
@@ -77,13 +82,29 @@ def _note(code: int, message: str = "") -> None:
     _exit_code, _message = code, message
 
 
+def _answer(everyone: Communicator) -> None:
+    """Answer a rank at the end of its script if this rank waits for it in a call that it has not reached."""
+    status = mpi.library_here().Status()
+    while message := everyone.mpi.improbe(tag=_LEFT, status=status):
+        _left[status.source] = message.recv()
+    for rank, worlds in sorted(_left.items()):
+        for where, arrivals in zip(_worlds, worlds):
+            for wait in list(where.waiting.values()):
+                if rank in wait.ranks and not wait.for_itself and arrivals.get(wait.group, 0) < wait.number:
+                    everyone.mpi.send(wait.call, rank, _WAITS)
+                    return
+
+
 def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
-    all_here, backoff = everyone.mpi.Ibarrier(), Backoff()
-    deadline = time.monotonic() + GRACE
+    backoff.in_long_waits = None
+    all_here, pause, asked = everyone.mpi.Ibarrier(), backoff.Backoff(), []
+    others = [rank for rank in everyone.ranks if rank != everyone.rank]
+    deadline, status = time.monotonic() + GRACE, mpi.library_here().Status()
     while not all_here.Test():
-        if _exit_code and time.monotonic() > deadline:
+        late = time.monotonic() > deadline
+        if _exit_code and late:
             if _message:
                 print(_message, file=sys.stderr)
                 time.sleep(PASSED_ON)
@@ -91,8 +112,20 @@ def _end(everyone: Communicator) -> None:
             sys.stderr.flush()
             abort_at_exit(_exit_code)
             return
-        backoff.wait_unless(False)
-    for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
+        if late and not asked:
+            reached = [dict(where.arrivals) for where in _worlds]
+            asked = [everyone.mpi.isend(reached, rank, _LEFT) for rank in others]
+        if answer := everyone.mpi.improbe(tag=_WAITS, status=status):
+            text = f"rank {everyone.rank} ended its program while rank {status.source} waits for it in {answer.recv()}."
+            _note(1, f"istmpi: {text} End the program on all ranks, or raise an error.")
+        pause.wait_unless(False)
+    reports = everyone.mpi.allgather((_message, bool(asked)))
+    for rank in others:
+        if reports[rank][1] and rank not in _left:
+            everyone.mpi.recv(source=rank, tag=_LEFT)
+    for request in asked:
+        request.wait()
+    for message in dict.fromkeys(message for message, _ in reports if message and everyone.rank == 0):
         print(message, file=sys.stderr)
     if _message and _exit_code > 1:  # Python itself ends with 1 after any exception
         sys.stdout.flush()
