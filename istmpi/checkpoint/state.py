@@ -110,13 +110,17 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
+    Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round. In the first
+    case, the store gets the mean of the ranks' optimizer states.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
     store.add_slots(slots)
     fill(checkpoint, store)
-    if header.ranks != store.owners.ranks or header.local_step:
+    if header.local_step:
+        return {}
+    if header.ranks != store.owners.ranks:
+        _take_means(checkpoint, store)
         return {}
     tensors = {}
     for name, tensor in checkpoint.own.items():
@@ -125,6 +129,19 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
     return tensors
+
+
+def _take_means(checkpoint: Checkpoint, store: ParameterStore) -> None:
+    """Fill the store's slots of which each saved rank had its own values with the mean of these."""
+    for name, tensor in checkpoint.own.items():
+        if isinstance(name, Slot) and name in store.tensors:
+            length, values = tensor.shape[0] // checkpoint.header.ranks, store.tensors[name]
+            rows, saved = store.owners.rows(length, store.rank), torch.empty_like(values)
+            total = torch.zeros_like(values, dtype=torch.float64)
+            for first in range(rows.start, tensor.shape[0], length):
+                tensor.read_bytes(first, first + len(rows), _bytes(saved).reshape(-1))
+                total += saved
+            values.copy_(total / checkpoint.header.ranks)
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
