@@ -1,7 +1,7 @@
 """A small GPT-2 of `transformers`, unchanged, for text. Its whole layers are dealt out.
 
     istmpi model examples/gpt2.py:GPT2 --shape 64 --outputs 256 --tokens
-    mpirun -n 4 istmpi train --data text.h5 --model examples/gpt2.py:GPT2 --set method.min_blocks=2
+    mpirun -n 4 istmpi train --data text.h5 --model examples/gpt2.py:GPT2
 
 Its heads cannot be dealt out: the size of a head is ``n_embd`` / ``n_head``, so fewer heads are larger. The number of
 feed-forward units, four times ``n_embd``, is not an argument here.

@@ -29,8 +29,8 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """A context that uses the folder ``path`` for results. An OSError becomes a ConfigError."""
+def preparing(path: Path) -> Iterator[None]:
+    """A context that prepares a folder for results. An OSError becomes a ConfigError, because no run has begun."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import require_file, temporary, usable
+from istmpi.files import preparing, require_file, temporary
 
 FILE = "lock.json"
 
@@ -42,7 +42,7 @@ class FolderLock:
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
         self.path = folder / FILE
         self._own = json.dumps(_this_process()) + "\n"
-        with usable(folder):
+        with preparing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
             while not _create(self._own, self.path):

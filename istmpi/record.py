@@ -11,7 +11,7 @@ from typing import Any
 from istmpi import lock
 from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import require_file, require_files, usable, writing
+from istmpi.files import preparing, require_file, require_files, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -67,7 +67,7 @@ class RunFolder:
         Files of the lock and the job script do not count. A pipe, or a folder in a file's place, is always refused.
         """
         path = self.path
-        with usable(path):
+        with preparing(path):
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and (path / METRICS).is_file()):
@@ -76,7 +76,7 @@ class RunFolder:
                 raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
 
     def make(self) -> None:
-        with usable(self.path):
+        with preparing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).touch()
 

@@ -8,11 +8,19 @@ from istmpi.errors import ConfigError
 
 SETTINGS = {"method.resample": "method.redeal"}
 COMMANDS = {"calibrate": "measure"}
-GONE = {"comm.survive": False, "comm.buddies": True, "method.shared_lr": 1.0, "method.shared_momentum": 0.0}
+GONE = {
+    "comm.survive": False,
+    "comm.buddies": True,
+    "method.shared_lr": 1.0,
+    "method.shared_momentum": 0.0,
+    "method.min_blocks": 0,
+    "method.differences": "float4",
+    "method.top_values": "2bit",
+}
 """Settings that were removed, each with the only value that is still accepted: with it the setting did nothing."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Defaults that earlier versions wrote into every run. Beside a setting of `GONE` they are dropped."""
+"""Settings that the versions with comm.survive wrote into every run. Now they are left out, and mean the same."""
 
 
 class RenamedWarning(FutureWarning):
@@ -24,16 +32,17 @@ def tell(old: str, new: str, source: str = "") -> None:
     warnings.warn(f"{where}{old} is now {new}; the old name still works.", RenamedWarning, stacklevel=3)
 
 
-def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
-    """Return settings under new names, without `GONE`; warn of old names if ``aloud``.
+def is_gone(name: str, value: Any, source: str) -> bool:
+    """Return True for a setting that no longer exists. Raises ConfigError if its value did something."""
+    if name in GONE and value != GONE[name]:
+        raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
+    return name in GONE
 
-    Raises ConfigError for one that is set twice, or of `GONE` with another value.
-    """
-    gone = [name for name in GONE if _value(tree, name) is not None]
-    for name in gone:
-        if (value := _value(tree, name)) != GONE[name]:
-            raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
-    if gone:
+
+def current(tree: Mapping[str, Any], source: str, aloud: bool = True) -> dict[str, Any]:
+    """Return settings under their new names. Raises ConfigError for one that is set twice or no longer exists."""
+    gone = [name for name in GONE if (value := _value(tree, name)) is not None and is_gone(name, value, source)]
+    if "comm.survive" in gone:
         gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
     tree = {
         section: {key: value for key, value in branch.items() if f"{section}.{key}" not in gone}

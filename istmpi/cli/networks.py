@@ -11,6 +11,7 @@ from istmpi.config import Run
 from istmpi.cost import Cost
 from istmpi.engine.axes import narrowed
 from istmpi.errors import ConfigError
+from istmpi.methods import limits
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.models.tables import Facts, has_table, table_of
@@ -103,7 +104,7 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
 
 
 def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    cost.spec.require_dealable(run, network)
+    limits.require_dealable(cost.spec, run, network)
     deal = cost.spec.deal(run, network, cost.ranks, 0)  # if blocks are dealt, a part's own lengths are expected values
     for part in cost.parts:
         held = deal.held(part.part.ranks[0])

@@ -117,13 +117,14 @@ class EncodedMean:
     """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. `finish` ends it."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
-        self._moving = _Moving(communicator)
+        self._flat, self._moving = flat, _Moving(communicator)
         self._moving.put(_Segment(flat, codec, 0, 0, communicator))
         self._moving.begin()
 
-    def finish(self) -> None:
-        """Wait until the tensor holds the mean. Its values pass through the codec twice, even on a single rank."""
+    def finish(self) -> torch.Tensor:
+        """Wait for the mean, and return it. Its values pass through the codec twice, even on a single rank."""
         self._moving.finish()
+        return self._flat
 
 
 class _Moving:

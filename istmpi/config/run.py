@@ -24,7 +24,7 @@ from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
 from istmpi.names import class_of, is_module, is_own
 from istmpi.record import SETTINGS as SAVED_AS
-from istmpi.renamed import SETTINGS, current, tell
+from istmpi.renamed import SETTINGS, current, is_gone, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
 SHIPPED = Path(__file__).parents[1] / "runs"
@@ -88,6 +88,8 @@ class Run:
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
         for dotted, value in settings.items():
+            if is_gone(dotted, value, source):
+                continue
             if dotted in SETTINGS:
                 tell(dotted, SETTINGS[dotted], source)
             *sections, key = SETTINGS.get(dotted, dotted).split(".")

@@ -4,7 +4,7 @@ A pull goes from owners to holders (the ranks that train), a push back, a hop to
 one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks send at full rate.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -19,7 +19,7 @@ from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter, bytes_of
 from istmpi.engine.fragments import departures
 from istmpi.engine.layout import Owners, Replicated
-from istmpi.engine.packed_sizes import Largest, float4_bytes
+from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
 from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
@@ -167,36 +167,30 @@ def _gathered(parameters: Mapping[str, Parameter], owners: Owners, wire: str) ->
 
 
 def _fragments(run: Run) -> Collective:
-    settings, full = run.method, run.method.differences == "full"
+    settings = run.method
     behind = spec_of(settings.name).delay(run)
 
-    def fragments(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> Iterator[tuple[dict, int]]:
-        for departure in departures(parameters, settings.fragments, settings.local_steps, behind):
-            sizes = {name: parameters[name].size(lengths) for name in departure.names}
-            yield sizes, parameters[departure.names[0]].itemsize
+    def elements(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> list[int]:
+        parts = departures(parameters, settings.fragments, settings.local_steps, behind)
+        return [sum(parameters[name].size(lengths) for name in part.names) for part in parts]
 
     def load(held: Holdings) -> Load:
-        sent = []
-        for sizes, itemsize in fragments(held.parameters, held.lengths):
-            elements = sum(sizes.values())
-            once = elements * itemsize if full else ring.once_round_of(elements, held.ranks, float4_bytes)
-            sent.append(2 * (held.ranks - 1) * once)
+        counts = elements(held.parameters, held.lengths)
+        sent = [2 * (held.ranks - 1) * ring.once_round_of(count, held.ranks, float4_bytes) for count in counts]
         total = sum(sent)
         return Load(
             "allreduce",
             total,
             messages=2 * (held.ranks - 1) * len(sent),
             busiest=Fraction(total, held.ranks),
-            handled=0 if full else PACKING * held.network_bytes,
+            handled=PACKING * held.network_bytes,
             parts=tuple(Fraction(part, total) for part in sent) if total else (1,),
             steps_behind=behind,
         )
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
-        ranks, each = owners.ranks, fragments(parameters, owners.lengths)
-        if full:
-            return np.array([ring.sent_bytes(*sizes, ranks) for sizes in each]).sum(axis=0)
-        return np.array([ring.sent_of(sum(sizes.values()), ranks, float4_bytes) for sizes, _ in each]).sum(axis=0)
+        counts = elements(parameters, owners.lengths)
+        return np.array([ring.sent_of(count, owners.ranks, float4_bytes) for count in counts]).sum(axis=0)
 
     return Collective(load, sent)
 
@@ -204,8 +198,7 @@ def _fragments(run: Run) -> Collective:
 def _largest(run: Run) -> Collective:
 
     def message(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-        sizes = tuple(parameter.size(lengths) for parameter in parameters.values())
-        return Largest.of(run.method).nbytes(sizes, next(iter(parameters.values())).itemsize)
+        return top_k_bytes(run.method.top, [parameter.size(lengths) for parameter in parameters.values()])
 
     def load(held: Holdings, parameters: Mapping[str, Parameter] | None = None) -> Load:
         parameters = held.parameters if parameters is None else parameters

@@ -85,8 +85,8 @@ class Cost:
     sends: int
     """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
-    sent_part: Number
-    """The fraction that is sent of the elements that `MethodSpec.received` counts."""
+    received_elements: Number
+    """The elements that all ranks receive in a round. As in the paper, a rank's own elements count, too."""
     tensors: int
     """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
     start_bytes: Number
@@ -107,11 +107,6 @@ class Cost:
     @property
     def largest(self) -> PartCost:
         return max(self.parts, key=lambda part: part.memory.total)
-
-    @property
-    def received_elements(self) -> Number:
-        """The elements that all ranks receive in a round. As in the paper, a rank's own elements count, too."""
-        return self.sends * self.sent_part * self.spec.received(self.held)
 
     @property
     def round_bytes(self) -> Number:
@@ -154,8 +149,7 @@ def cost(
     limits.require_room(spec, run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
-    settings = spec.shares(run), spec.least(run, architecture), members
-    dealing = architecture.parameters, architecture.lengths, groups, ranks, *settings
+    dealing = architecture.parameters, architecture.lengths, groups, ranks, spec.shares(run), members
     stays = spec.stays_with_holders(run, architecture, ranks)
     by_ring = spec.shares_by_ring(run, architecture, ranks)
     resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0
@@ -208,7 +202,7 @@ def cost(
         examples_per_step=batch * members,
         sends=spec.sends_in_a_round(run),
         loads=loads,
-        sent_part=spec.sent_part(run),
+        received_elements=spec.sends_in_a_round(run) * spec.received(run, held),
         tensors=tensors,
         start_bytes=(1 + stored) * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0) + first,
         since=spec.sends_since(run),
@@ -229,13 +223,9 @@ def phase_costs(
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
         limits.require_wire(spec_of(name, where), run)
-    if smaller is None:
-        return [
-            (cost(run, architecture, ranks, name, examples=examples), rounds) for name, rounds in run.phases() if rounds
-        ]
     costs = []
     for name, side, rounds in run.stretches():
-        of_side = cost(run, smaller.get(side, architecture), ranks, name, examples=examples)
+        of_side = cost(run, (smaller or {}).get(side, architecture), ranks, name, examples=examples)
         costs.append((replace(of_side, side=side), rounds))
     return costs
 

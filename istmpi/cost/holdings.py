@@ -13,7 +13,7 @@ from math import ceil, prod
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, bytes_of, with_odds, with_slots
-from istmpi.engine.partition import NOTHING, blocks, check, overlaps
+from istmpi.engine.partition import blocks, check
 from istmpi.engine.wire import form_of, scales_of
 
 Number = int | Fraction
@@ -41,11 +41,11 @@ class Origin:
 class Holdings:
     """The amount of the parameters that each rank is dealt, and what it gets from owners and other holders.
 
-    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``least``: the smallest number of units
-    of a group for each rank. ``members``: the number of ranks that take part in a round. ``redeal``: the fraction of
-    units that change ranks in a round; None if all units return to owners. ``shared_every``: rounds from one mean of
-    undealt parameters to the next; 0 without means. ``wire``: the form in which values are sent; if not float32,
-    ``slots`` more tensors count for each parameter. Raises ConfigError if the deal is impossible.
+    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the number of ranks that
+    take part in a round. ``redeal``: the fraction of units that change ranks in a round; None if all units return to
+    owners. ``shared_every``: rounds from one mean of undealt parameters to the next; 0 without means. ``wire``: the
+    form in which values are sent; if not float32, ``slots`` more tensors count for each parameter. Raises ConfigError
+    if the deal is impossible.
     """
 
     def __init__(
@@ -55,17 +55,13 @@ class Holdings:
         groups: Sequence[str],
         ranks: int,
         shares: Sequence[float] | None = None,
-        least: Mapping[str, int] = NOTHING,
         members: int | None = None,
         redeal: float | None = None,
         shared_every: int = 0,
         wire: str = "float32",
         slots: int = 0,
     ):
-        check(lengths, groups, ranks, shares, least)
-        self.overlapping = {
-            name: n for name, n in least.items() if name in groups and overlaps(lengths[name], ranks, n)
-        }
+        check(lengths, groups, ranks, shares)
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
         self.redeal, self.shared_every = redeal, shared_every
@@ -79,20 +75,14 @@ class Holdings:
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         if shares is None:
             # The first L mod P ranks have a unit more.
-            apart = [name for name in self.groups if name not in self.overlapping]
-            bounds = sorted({0, self.ranks, *(self.lengths[name] % self.ranks for name in apart)})
+            parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
+            bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
-                yield range(first, stop), {name: self._block(name, first) for name in self.groups}
+                yield range(first, stop), {name: each + (first < more) for name, (each, more) in parts.items()}
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
-
-    def _block(self, name: str, rank: int) -> int:
-        length = self.lengths[name]
-        if name in self.overlapping:
-            return min(self.overlapping[name], length)
-        return length // self.ranks + (rank < length % self.ranks)
 
     def bytes(self, part: Part) -> Number:
         return bytes_of(self.parameters, part.lengths)
@@ -225,17 +215,10 @@ class Holdings:
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Bytes of parameters with several holders that the owner with the most rows receives and averages."""
-        if self.members == 1:
+        """Bytes of undealt parameters that the owner with the most rows receives and averages."""
+        if self.members == 1 or self.shared_every:
             return 0
-        apart, total = {*self.groups} - self.overlapping.keys(), 0
-        for parameter in self.parameters.values():
-            stays = self.shared_every and not parameter.pattern.dealt(self.groups)
-            if not parameter.pattern.dealt(apart) and not stays:
-                together = {factor.name for axis in parameter.pattern.axes for factor in axis.factors}
-                copies = prod(self._block(name, 0) / self.lengths[name] for name in together & self.overlapping.keys())
-                total += ceil(copies * self.members * _owned_bytes({"": parameter}, self.lengths, self.ranks))
-        return total
+        return self.members * _owned_bytes(self.shared, self.lengths, self.ranks)
 
     @cached_property
     def owned_bytes(self) -> int:

@@ -25,19 +25,18 @@ def run_bytes(
 ) -> int | None:
     """The bytes that all ranks send to train a run with its seed; None if unknown, or beyond `MOST_WORK`."""
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
-    names = {name for name, _ in run.phases()}
+    stretches = run.stretches()
+    names = [name for name, _, _ in stretches]
     if isinstance(run.method.shares, str) or "dynamic-averaging" in names or work > MOST_WORK:
         return None
     total = first = 0
-    stretches = run.stretches() if smaller else [(name, 0, rounds) for name, rounds in run.phases()]
-    for place, (name, side, rounds) in enumerate(stretches):
+    for (name, side, rounds), following in zip(stretches, [*names[1:], ""]):
         phase, network = run.override({"method.name": name}), (smaller or {}).get(side, architecture)
         route, moved = _route(phase, network, ranks)
         for number in range(first, first + rounds):
             total += _sent(phase, network, route, moved, number, fresh=number == first).sum()
         first += rounds
-        follows = [other for other, _, later in stretches[place + 1 :] if later][:1]
-        if rounds and follows not in ([], [name]):  # the next method begins with the owners' values
+        if following not in ("", name):  # the next method begins with the owners' values
             total += sum(leg_bytes(leg, ranks, network.lengths).sum() for leg in route.flushed(moved, first - 1))
     return int(total)
 

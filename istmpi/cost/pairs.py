@@ -11,7 +11,7 @@ from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.layout import Layout
-from istmpi.engine.packed_sizes import Largest
+from istmpi.engine.packed_sizes import Largest, top_k_bytes
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
 from istmpi.engine.wire import form_of, forms_of, scales_of
@@ -49,7 +49,7 @@ def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
     elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
     itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
     if isinstance(leg.wire, Largest):
-        return np.full(ranks, (ranks - 1) * leg.wire.nbytes([*elements.values()], itemsize))
+        return np.full(ranks, (ranks - 1) * top_k_bytes(leg.wire.top, [*elements.values()]))
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))

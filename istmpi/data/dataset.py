@@ -15,7 +15,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.holdout import divided
+from istmpi.data.holdout import split_indices
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
@@ -61,12 +61,12 @@ class Split(ABC):
         assert not side, side
         return self
 
-    def divided(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
+    def hold_out(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
         """Return training examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
 
         With ``classes`` [n], this fraction of each class is held out.
         """
-        train, held = divided(len(self), fraction, seed, classes)
+        train, held = split_indices(len(self), fraction, seed, classes)
         return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
 
     @property
@@ -199,7 +199,7 @@ class Dataset:
                 f"data.validation = {fraction}, but {self.source} has a validation split. Leave "
                 "data.validation out to use it."
             )
-        train, validation = self.train.divided(fraction, seed)
+        train, validation = self.train.hold_out(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
 
     def _with(self, method: str, *arguments: Any) -> Dataset:

@@ -26,8 +26,8 @@ class TestSplit(NamedTuple):
             )
         return self.fraction > 0 and not has_one
 
-    def divided(self, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return divided(count, self.fraction, self.seed, labels, "test")
+    def indices(self, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return split_indices(count, self.fraction, self.seed, labels, "test")
 
 
 NO_TEST = TestSplit()
@@ -59,7 +59,7 @@ def with_test(
     return dict(splits)
 
 
-def divided(
+def split_indices(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out numbers."""

@@ -13,7 +13,7 @@ values of its block become NaN.
 values. A message has two parts, each for all chunks in a row:
 
     12 bits for each sent value: its place in its chunk, ascending
-    the sent values unchanged; or 2 bits for each, and then two bfloat16 for each chunk
+    2 bits for each sent value, and then two bfloat16 for each chunk
 
 The two bfloat16 are the mean magnitudes of two groups of a chunk's sent values: those up to their mean magnitude, and
 those above. The low one of the 2 bits gives the group, the high one the sign. Bytes are filled from their lowest bits.
@@ -72,7 +72,6 @@ class TopK:
     """
 
     top: int
-    two_bits: bool
     sizes: tuple[int, ...]
 
     @property
@@ -84,8 +83,6 @@ class TopK:
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
         sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
-        if not self.two_bits:
-            return torch.cat([sent, torch.cat([each.reshape(-1) for each in values]).view(torch.uint8)])
         codes, levels = zip(*map(_in_two_bits, values))
         packed = _pack_codes(torch.cat([each.reshape(-1) for each in codes]))
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
@@ -98,8 +95,6 @@ class TopK:
         entries = top_k_entries(self.top, self.sizes)
         split = -(-3 * entries // 2)
         places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(kept)
-        if not self.two_bits:
-            return places, packed[split:].clone().view(dtype)
         middle = split - (-entries // 4)
         codes = (packed[split:middle, None] >> _BITS & 3).view(-1)[:entries]
         levels = packed[middle:].clone().view(torch.bfloat16).view(-1, 2).to(dtype).repeat_interleave(kept, 0)

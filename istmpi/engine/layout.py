@@ -34,10 +34,7 @@ class Layout(Protocol):
         """The most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """Return how many ranks at most have the same element of a tensor with these axis names."""
-
-    def alike(self, names: frozenset[str]) -> bool:
-        """Return True if any two ranks have the same elements of a tensor with these names, or none in common."""
+        """Return the number of ranks that have an element of a tensor with these axis names, if any rank has it."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,6 @@ class Owners:
     def copies(self, names: frozenset[str]) -> int:
         return 1
 
-    def alike(self, names: frozenset[str]) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class Replicated:
@@ -90,9 +84,6 @@ class Replicated:
 
     def copies(self, names: frozenset[str]) -> int:
         return self.ranks if self.members is None else len(self.members)
-
-    def alike(self, names: frozenset[str]) -> bool:
-        return True
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:

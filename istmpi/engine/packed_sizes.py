@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 BLOCK = 1024
 """The number of 4-bit values that share a scale."""
@@ -20,27 +19,16 @@ def top_k_entries(top: int, sizes: Sequence[int]) -> int:
     return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
 
 
-def top_k_bytes(top: int, sizes: Sequence[int], itemsize: int | None) -> int:
-    """Return the bytes sent: 12 bits a place; ``itemsize`` bytes a value or, if None, 2 bits and 4 bytes a chunk."""
+def top_k_bytes(top: int, sizes: Sequence[int]) -> int:
+    """Return the bytes sent: 12 bits for a place, 2 for a value, and 4 bytes for a chunk."""
     entries = top_k_entries(top, sizes)
-    places = -(-3 * entries // 2)
-    if itemsize:
-        return places + entries * itemsize
-    return places + -(-entries // 4) + 4 * sum(-(-size // CHUNK) for size in sizes)
+    return -(-3 * entries // 2) + -(-entries // 4) + 4 * sum(-(-size // CHUNK) for size in sizes)
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The form of SparseLoCo's messages: the ``top`` largest changes of every `CHUNK`, in 2 bits each or unchanged."""
+    """The form of SparseLoCo's messages: the ``top`` largest changes of every `CHUNK`, in 2 bits each."""
 
     top: int
-    two_bits: bool
     feedback: float
     """The fraction of its unsent changes that a rank adds to its next change."""
-
-    @staticmethod
-    def of(settings: Any) -> "Largest":
-        return Largest(settings.top, settings.top_values == "2bit", settings.feedback)
-
-    def nbytes(self, sizes: Sequence[int], itemsize: int) -> int:
-        return top_k_bytes(self.top, sizes, None if self.two_bits else itemsize)

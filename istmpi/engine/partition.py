@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from types import MappingProxyType
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.engine.axes import Axis, Positions
 from istmpi.errors import ConfigError
-
-NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
@@ -45,35 +42,17 @@ def drawn_count(ranks: int, fraction: float) -> int:
     return max(int(fraction * ranks), 1)
 
 
-def overlaps(length: int, ranks: int, least: int) -> bool:
-    """Return True if several ranks must hold the same unit, because each holds at least ``least`` of ``length``."""
-    return ranks > 1 and min(least, length) > length // ranks
-
-
-def check(
-    lengths: Mapping[str, int],
-    groups: Sequence[str],
-    ranks: int,
-    shares: Sequence[float] | None = None,
-    least: Mapping[str, int] = NOTHING,
-) -> None:
+def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares: Sequence[float] | None = None) -> None:
     """Raise ConfigError if a deal is impossible. The arguments are those of `Partition.draw`."""
     for name in groups:
         if name not in lengths:
             raise ConfigError(
                 f"partition names {name}, which is not an axis of this model; axes: {', '.join(lengths)}."
             )
-        if overlaps(lengths[name], ranks, least.get(name, 0)):
-            if shares is not None:
-                raise ConfigError(
-                    f"shares {list(shares)} do not go with at least {least[name]} units of {name} on every "
-                    "rank, which ranks share. Leave one out."
-                )
-        elif lengths[name] < ranks:
-            what, cure = ("blocks", "set min_blocks") if name in least else ("units", f"widen {name}")
+        if lengths[name] < ranks:
             raise ConfigError(
-                f"{name} has {lengths[name]} {what}, but the run has {ranks} ranks; every rank needs at least "
-                f"one. Use fewer ranks or {cure}."
+                f"{name} has {lengths[name]} units, but the run has {ranks} ranks; every rank needs at least "
+                f"one. Use fewer ranks or widen {name}."
             )
     if shares is not None:
         if len(shares) != ranks:
@@ -88,14 +67,13 @@ def check(
 class Partition:
     """The deal of a round, which is the layout in which every rank holds its subnet.
 
-    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. Several ranks may hold the same unit
-    of the ``overlapping`` groups. Without groups every rank holds everything, as in local SGD.
+    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. Without groups every rank holds
+    everything, as in local SGD.
     """
 
     lengths: Mapping[str, int]
     units: Mapping[str, tuple[np.ndarray, ...]]
     ranks: int
-    overlapping: frozenset[str] = frozenset()
 
     @staticmethod
     def draw(
@@ -106,31 +84,20 @@ class Partition:
         round: int,
         shares: Sequence[float] | None = None,
         redeal: float = 1.0,
-        least: Mapping[str, int] = NOTHING,
     ) -> "Partition":
         """Deal out every group at random without replacement. Pure, so every rank computes the same deal.
 
-        Every rank holds at least ``least`` units of a group, or all if there are fewer. If there are too few for all
-        ranks, ranks share units: each takes consecutive units of the random order, which is treated as a circle. Each
-        group has a random stream for (seed, group, round), so a new group does not change the others' deals. With
-        ``redeal`` below 1 at most that fraction of a group's units (rounded up) changes place in the order each round,
-        and a deal depends on all earlier ones. Raises ConfigError if the deal is impossible, e.g. if a group that ranks
-        do not share has fewer units than there are ranks.
+        Each group has a random stream for (seed, group, round), so a new group does not change the others' deals. With
+        ``redeal`` below 1 at most that fraction of a group's units (rounded up) changes place each round, and a deal
+        depends on all earlier ones. Raises ConfigError if the deal is impossible.
         """
-        check(lengths, groups, ranks, shares, least)
+        check(lengths, groups, ranks, shares)
         units = {}
         for name in groups:
-            length, count = lengths[name], least.get(name, 0)
-            order = _order(length, name, seed, round, redeal)
-            if overlaps(length, ranks, count):
-                circle = np.concatenate([order, order])
-                firsts = [length * rank // ranks for rank in range(ranks)]
-                dealt = [circle[first : first + min(count, length)] for first in firsts]
-            else:
-                dealt = np.split(order, list(accumulate(blocks(length, ranks, shares)))[:-1])
+            order = _order(lengths[name], name, seed, round, redeal)
+            dealt = np.split(order, list(accumulate(blocks(lengths[name], ranks, shares)))[:-1])
             units[name] = tuple(map(np.sort, dealt))
-        overlapping = frozenset(name for name in groups if overlaps(lengths[name], ranks, least.get(name, 0)))
-        return Partition(dict(lengths), units, ranks, overlapping)
+        return Partition(dict(lengths), units, ranks)
 
     def held(self, rank: int) -> dict[str, Positions]:
         return {name: parts[rank] for name, parts in self.units.items()}
@@ -142,22 +109,13 @@ class Partition:
         return axis.length({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
 
     def copies(self, names: frozenset[str]) -> int:
-        dealt = names & self.units.keys()
-        return 1 if dealt - self.overlapping else min(map(self._holders, dealt), default=self.ranks)
-
-    def alike(self, names: frozenset[str]) -> bool:
-        dealt = names & self.units.keys()
-        return not dealt or bool(dealt - self.overlapping)
-
-    def _holders(self, name: str) -> int:
-        return int(np.bincount(np.concatenate(self.units[name])).max())
+        return self.ranks if names.isdisjoint(self.units) else 1
 
     def holder(self, axis: Axis) -> np.ndarray | None:
         """Return the rank that holds all units of each position along an axis: ``[length]`` int64, -1 for no rank.
 
-        Returns None for an axis that is not dealt out. No group may overlap.
+        Returns None for an axis that is not dealt out.
         """
-        assert not self.overlapping
         ranks = axis.spread(self.lengths, self._ranks)
         if not ranks:
             return None

@@ -42,11 +42,11 @@ class Shards:
         communicator: Communicator,
         clock: Clock,
         outer: Outer,
-        restored: Tensors | None = None,
+        restored: Tensors,
     ):
         self.store, self.route, self.outer = store, route, outer
         self._communicator, self._clock = communicator, clock
-        self._restored = dict(restored or {})
+        self._restored = dict(restored)
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
         """Common tensors, whole, on this rank's device; empty if they must be fetched from the owners."""
@@ -69,7 +69,9 @@ class Shards:
             self._held = self._recovered(before)
         held, targets = self._held, dict(tensors)
         if not self._common:
-            targets |= self._new_alike(tensors)
+            slots = [name for name in store.parameters if name not in tensors] if route.keeps_all else ()
+            self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
+            targets |= self.alike
         present = {**self._common, **(held.tensors if held and held.deal is deal else {})}
         before = held.deal if held and held.deal is not deal else None
         arriving: dict[str, torch.Tensor] = {}
@@ -221,11 +223,6 @@ class Shards:
 
     def _names(self, targets: Tensors) -> list[str]:
         return [name for name in self.store.parameters if name in targets]
-
-    def _new_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        slots = [name for name in self.store.parameters if name not in tensors] if self.route.keeps_all else ()
-        self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
-        return self.alike
 
     def _move(self, leg: Leg, source: Tensors, target: Tensors) -> Transfer:
         transfer = Transfer.of(leg, self.store.rank)

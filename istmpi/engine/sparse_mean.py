@@ -1,7 +1,7 @@
 """The mean over ranks of each rank's largest changes, as in SparseLoCo (arXiv 2508.15706).
 
 error  <- feedback * error + (tensor - start)
-sent   <- the largest values of error, perhaps in 2 bits each
+sent   <- the largest values of error, in 2 bits each
 error  <- error - sent
 tensor <- start + the mean of what all have sent
 """
@@ -54,7 +54,7 @@ class SparseMean:
             self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
-        codec = TopK(self._largest.top, self._largest.two_bits, sizes)
+        codec = TopK(self._largest.top, sizes)
         sent = codec.encode(flat.split(sizes))
         gathered = communicator.allgatherv(sent.numpy(), [len(sent)] * communicator.size)
         mean = torch.zeros_like(flat)

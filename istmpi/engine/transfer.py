@@ -31,8 +31,7 @@ class Transfer:
 
     Every element that a rank has in the target becomes the mean over the ranks that have it in the source. An element
     that only one rank has in the source is copied; an element that no rank has, or that is excluded, keeps its value.
-    The mean of equal values is exact. If parts of ranks overlap only partly, because units have several holders, each
-    element gets its own mean.
+    The mean of equal values is exact.
     """
 
     def __init__(
@@ -41,20 +40,18 @@ class Transfer:
         source: Layout,
         target: Layout,
         rank: int,
-        staging_bytes: int | None = None,
-        weights: Sequence[float] | None = None,
+        staging_bytes: int = STAGING_BYTES,
         exclude: Partition | None = None,
         wire: Wire | None = None,
     ):
-        """``weights``: the weight of each rank in a mean; by default all are equal.
+        """``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it.
 
-        ``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in this deal. ``wire``:
-        the form of values that are sent, and of a rank's own values in a mean; None for unchanged values.
+        ``wire``: the form of values that are sent, and of a rank's own values in a mean; None for unchanged values.
         """
         self.rank = rank
         self.ranks = source.ranks
-        self._weights = weights or [1] * self.ranks
-        self._capacity = (staging_bytes or STAGING_BYTES) // self.ranks
+        self._weights = getattr(source, "weights", None) or [1] * self.ranks
+        self._capacity = staging_bytes // self.ranks
         self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
         self._parameters = sorted(parameters.items(), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
@@ -62,8 +59,7 @@ class Transfer:
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
-        weights = getattr(leg.source, "weights", None)
-        return Transfer(leg.parameters, leg.source, leg.target, rank, None, weights, leg.exclude, leg.wire)
+        return Transfer(leg.parameters, leg.source, leg.target, rank, exclude=leg.exclude, wire=leg.wire)
 
     @cached_property
     def bytes_sent(self) -> int:
@@ -80,7 +76,6 @@ class Transfer:
         ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
         A wire that settles also replaces the sent values in ``source`` by the rounded ones.
         """
-        means = {name: _MeanByElement(target[name]) for name in self._overlapping if name in target}
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
         for sends, receives in self._rounds(communicator):
             kept = sends[self.rank]
@@ -111,9 +106,7 @@ class Transfer:
                 else block.packed(source[block.name])
                 for block in kept
             ]
-            _unpack(receives, incoming.parts, target, self._weights, means)
-        for name, mean in means.items():
-            mean.write(target[name])
+            _unpack(receives, incoming.parts, target, self._weights)
 
     def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
         """Copy the elements that this rank has in both layouts from ``source`` to ``target``, without a mean. Local."""
@@ -129,14 +122,9 @@ class Transfer:
                     block.place(marks[block.name], np.ones(block.shape, dtype=np.int8))
         return marks
 
-    @property
-    def _overlapping(self) -> list[str]:
-        return [name for name, parameter in self._parameters if not self._source.alike(parameter.pattern.names)]
-
     def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
         _, parameter = item
-        names = parameter.pattern.names
-        return self._source.copies(names) == 1 or not self._source.alike(names), -parameter.itemsize
+        return self._source.copies(parameter.pattern.names) == 1, -parameter.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return the blocks for each peer: the parts of this rank's tensors that the peer has, too."""
@@ -237,18 +225,12 @@ def _unpack(
     parts: Sequence[list[np.ndarray]],
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
-    means: Mapping[str, "_MeanByElement"],
 ) -> None:
-    """Write received blocks into their places in ``target``.
-
-    A block that several ranks sent becomes their mean, in rank order. Blocks of tensors in ``means`` are added there.
-    """
+    """Write received blocks into their places in ``target``. If several ranks sent it, their mean in rank order."""
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
-            if block.name in means:
-                means[block.name].add(block, values, weight)
-            elif block.mean:
+            if block.mean:
                 shared.setdefault(number, (block, []))[1].append((values, weight))
             else:
                 block.place(target[block.name], values)
@@ -256,34 +238,6 @@ def _unpack(
         dtype = target[block.name].dtype
         mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
         block.place(target[block.name], bits(mean))
-
-
-class _MeanByElement:
-    """The weighted mean of each element of a tensor, if elements have different senders; computed like `_mean`."""
-
-    def __init__(self, target: torch.Tensor):
-        self._exact = target.dtype == torch.float64 or not target.is_floating_point()
-        self._first = target.clone()
-        self._difference = torch.zeros(target.shape, dtype=target.dtype if self._exact else torch.float32)
-        self._weight = torch.zeros(target.shape, dtype=torch.float64)
-
-    def add(self, block: Block, values: np.ndarray, weight: float) -> None:
-        at = np.ix_(*(np.arange(length)[where] for length, where in zip(self._first.shape, block.index, strict=True)))
-        arrived = torch.from_numpy(np.ascontiguousarray(values)).view(self._first.dtype)
-        new = self._weight[at] == 0
-        first = torch.where(new, arrived, self._first[at])
-        self._first[at] = first
-        wide = self._difference.dtype
-        change = (arrived.to(wide) - first.to(wide)) * weight
-        self._difference[at] = torch.where(new, self._difference[at], self._difference[at] + change)
-        self._weight[at] += weight
-
-    def write(self, target: torch.Tensor) -> None:
-        rounding = None if target.is_floating_point() else "floor"
-        weight = self._weight.clamp(min=1e-300)
-        wide = self._difference.dtype
-        mean = self._first.to(wide) + torch.div(self._difference, weight, rounding_mode=rounding).to(wide)
-        target.copy_(torch.where(self._weight > 0, mean.to(target.dtype), target))
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

@@ -36,14 +36,6 @@ _ALL = (
             ),
             own("redeal", float, 1.0, "Fraction of each group's units to redeal each round.", ge=0, le=1),
             own(
-                "min_blocks",
-                int,
-                0,
-                "Networks whose blocks are dealt out: least blocks of a rank, some on several ranks "
-                "(results/convolutions.md).",
-                ge=0,
-            ),
-            own(
                 "share_every",
                 int,
                 1,
@@ -55,7 +47,7 @@ _ALL = (
                 Literal["top-k"] | None,
                 None,
                 "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k "
-                "as in sparse-loco (method.top, feedback, top_values; results/decoder.md).",
+                "as in sparse-loco (method.top, feedback; results/decoder.md).",
             ),
             own(
                 "shares",
@@ -119,12 +111,6 @@ _ALL = (
                 "as a round has room for.",
             ),
             own("mix", float, 0.5, "Weight of a rank's own values when a mean arrives.", ge=0, le=1),
-            own(
-                "differences",
-                Literal["float4", "full"],
-                "float4",
-                "Encoding: differences as 4-bit floats, or full values (results/survey.md).",
-            ),
         ),
         replicated=True,
         received=reduced,
@@ -150,16 +136,9 @@ _ALL = (
                 ge=0,
                 le=1,
             ),
-            own(
-                "top_values",
-                Literal["2bit", "full"],
-                "2bit",
-                "Encoding of the values in top: 2 bits with two levels for 4,096, or full (results/survey.md).",
-            ),
         ),
         replicated=True,
-        received=gathered,
-        sent_part=lambda run: Fraction(run.method.top, 4096),
+        received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
         outer_step=(1.0, 0.0),
         always_carries=True,
         # Start, error, mean, a flat copy; the optimizer's start; the outer step's.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
-from istmpi.engine.partition import overlaps
 from istmpi.errors import ConfigError
+from istmpi.methods.spec import asked
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
 
     ``batches`` are this rank's, so some ranks may raise the error and others not.
     """
-    spec.require_dealable(run, architecture)
+    require_dealable(spec, run, architecture)
     last = batches.examples - (batches.in_a_pass - 1) * batches.batch
     if spec.in_passes and architecture.batch_norms and last == 1:
         normalisation = run.model.batch_statistics or "batch normalisation"
@@ -51,6 +51,12 @@ def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, a
         raise ConfigError(
             f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. Use another method."
         )
+
+
+def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
+    if spec.deals and run.method.partition != ():
+        architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
@@ -75,31 +81,17 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."
         )
-    for name in spec.least(run, architecture):
-        blocks = architecture.lengths[name]
-        if settings.min_blocks > blocks:
-            raise ConfigError(
-                f"method.min_blocks = {settings.min_blocks}, but {name} has only {blocks} that can be dealt "
-                f"out. Give at most {blocks}."
-            )
-    if not (spec.stays and spec.delay(run)) or ranks == 1 or spec.stays_with_holders(run, architecture, ranks):
-        return
-    if spec.outer(run) != (1, 0):
-        why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-    elif not spec.groups(run, architecture):
+    if spec.stays and spec.delay(run) and ranks > 1 and not spec.stays_with_holders(run, architecture, ranks):
         why = "a network without dealt units (method.partition)"
-    else:
-        why = f"blocks that several ranks hold (method.min_blocks = {settings.min_blocks})"
-    raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
+        if spec.outer(run) != (1, 0):
+            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
+        raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
 
 
-def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    asked, groups = f"method.shares = {run.method.shares!r}", spec.groups(run, architecture)
-    if not groups:
-        raise ConfigError(f"{asked} with {spec.name}, which deals out no units here. Leave shares out, or use ist.")
-    for name, count in spec.least(run, architecture).items():
-        if overlaps(architecture.lengths[name], ranks, count):
-            raise ConfigError(
-                f"{asked} does not go with at least {count} units of {name} on every rank, which ranks "
-                "share. Leave one out."
-            )
+def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if shares cannot change in a run."""
+    if not spec.groups(run, architecture):
+        raise ConfigError(
+            f"method.shares = {run.method.shares!r} with {spec.name}, which deals out no units here. Leave shares "
+            "out, or use ist."
+        )

@@ -30,15 +30,15 @@ RING_BYTES = 2**20
 nearer to the line's rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
-def trained(held: Holdings) -> int | Fraction:
+def trained(run: Run, held: Holdings) -> int | Fraction:
     return held.held_elements
 
 
-def reduced(held: Holdings) -> int:
+def reduced(run: Run, held: Holdings) -> int:
     return 2 * (held.ranks - 1) * held.network_elements
 
 
-def gathered(held: Holdings) -> int:
+def gathered(run: Run, held: Holdings) -> int:
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
@@ -68,10 +68,8 @@ class MethodSpec:
     """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
-    received: Callable[[Holdings], int | Fraction] = trained
-    """The number of elements that all ranks together receive in an exchange; `trained` includes those that they own."""
-    sent_part: Callable[[Run], int | Fraction] = lambda run: 1
-    """The fraction of `received` that is really sent."""
+    received: Callable[[Run, Holdings], int | Fraction] = trained
+    """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
@@ -120,14 +118,6 @@ class MethodSpec:
                 )
         return asked(run, architecture)
 
-    def require_dealable(self, run: Run, architecture: Architecture) -> None:
-        if self.deals and run.method.partition != ():
-            architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
-
-    def least(self, run: Run, architecture: Architecture) -> dict[str, int]:
-        """Return the least number of units that every rank must hold, for each dealt group whose units are blocks."""
-        return {name: run.method.min_blocks for name in self.groups(run, architecture) if name in architecture.blocks}
-
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
         return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
@@ -169,7 +159,7 @@ class MethodSpec:
             run.last_rounds(),
             self.wire(run),
             run.train.seed,
-            Largest.of(run.method) if self.sends_largest(run) else None,
+            Largest(run.method.top, run.method.feedback) if self.sends_largest(run) else None,
         )
 
     def deal(
@@ -178,9 +168,8 @@ class MethodSpec:
         """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it is impossible."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
-        groups, least = self.groups(run, architecture), self.least(run, architecture)
-        seed, shares, redeal = run.train.seed, shares or self.shares(run), run.method.redeal
-        return Partition.draw(architecture.lengths, groups, ranks, seed, round, shares, redeal, least)
+        groups, shares = self.groups(run, architecture), shares or self.shares(run)
+        return Partition.draw(architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing ones."""
@@ -215,15 +204,8 @@ class MethodSpec:
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Return True if dealt parameters stay with their holders between two rounds, as far as the next deal allows.
-
-        They do not stay if several ranks may hold a unit: then owners take the mean.
-        """
-        from istmpi.engine.partition import overlaps
-
-        groups, least = self.groups(run, architecture), self.least(run, architecture)
-        apart = not any(overlaps(architecture.lengths[name], ranks, count) for name, count in least.items())
-        return bool(groups) and ranks > 1 and self.stays and self.outer(run) == (1, 0) and apart
+        """Return True if dealt parameters stay with their holders between rounds, as far as the next deal allows."""
+        return bool(self.groups(run, architecture)) and ranks > 1 and self.stays and self.outer(run) == (1, 0)
 
     def delay(self, run: Run) -> int:
         """Return the number of local steps from when weights leave to when they arrive."""

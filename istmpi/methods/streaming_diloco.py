@@ -6,8 +6,8 @@ the new ones. The values of a rank become
 
     mix * own + (1 - mix) * common
 
-Ranks send differences from the common values as floats of 4 bits (`istmpi.engine.few_bits`), or their own values
-unchanged. Each rank has its own optimizer state, which is never reset. The common values are evaluated and saved.
+Ranks send differences from the common values as floats of 4 bits (`istmpi.engine.few_bits`). Each rank has its own
+optimizer state, which is never reset. The common values are evaluated and saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from istmpi.comm.allreduce import EncodedMean, MeanOverRanks
+from istmpi.comm.allreduce import EncodedMean
 from istmpi.engine.few_bits import Float4
 from istmpi.engine.fragments import Departure, departures
 from istmpi.engine.outer import Outer
@@ -32,11 +32,7 @@ class _UnderWay:
     """A fragment that has left and has not arrived; there is one at most."""
 
     departure: Departure
-    mean: MeanOverRanks | EncodedMean
-    flat: torch.Tensor | None
-    """Differences, which become their mean; None if values are sent."""
-    values: dict[str, torch.Tensor]
-    """Copies of values, which become their means; empty if differences are sent."""
+    mean: EncodedMean
     vote: Callable[[], int]
     """Return 1 if any rank wants to stop."""
 
@@ -90,41 +86,28 @@ class StreamingDiLoCo(ReplicatedMethod):
 
     def _depart(self, departure: Departure) -> None:
         communicator = self.job.communicator
-        tensors = {name: self.subnet.tensors[name] for name in departure.names}
         self._asked |= self.job.stop.asked()
         with self.job.clock("all-reduce"):
             vote = communicator.start_allreduce_max(self._asked)
             self.subnet.settle()
-            if self.job.run.method.differences == "float4":
-                parts = [(values - self._common[name]).float().view(-1) for name, values in tensors.items()]
-                flat, values = torch.cat(parts).cpu(), {}
-                mean = EncodedMean(flat, Float4(), communicator)
-            else:
-                flat, values = None, {name: values.clone() for name, values in tensors.items()}
-                mean = MeanOverRanks({name: values.nbytes for name, values in tensors.items()}, communicator)
-                for name, copied in values.items():
-                    mean.add(name, copied)
-                mean.begin()
-        self._under_way = _UnderWay(departure, mean, flat, values, vote)
+            parts = [(self.subnet.tensors[name] - self._common[name]).float().view(-1) for name in departure.names]
+            mean = EncodedMean(torch.cat(parts).cpu(), Float4(), communicator)
+            self._under_way = _UnderWay(departure, mean, vote)
 
     @torch.no_grad()
     def _arrive(self, arrived: _UnderWay) -> None:
         mix = self.job.run.method.mix
         with self.job.clock("all-reduce"):
-            arrived.mean.finish()
+            change = arrived.mean.finish()
             self._leaving = bool(arrived.vote())
-        self._under_way, means = None, arrived.values
-        if arrived.flat is not None:
-            starts = {name: self._common[name] for name in arrived.departure.names}
-            parts = arrived.flat.split([start.numel() for start in starts.values()])
-            means = {
-                name: start + part.view(start.shape).to(start.device, start.dtype)
-                for (name, start), part in zip(starts.items(), parts, strict=True)
-            }
+        self._under_way = None
         self.subnet.settle()
         step = Outer(*self.spec.outer(self.job.run))
-        for name, mean in means.items():
-            step.start = {name: self._common[name]}
+        starts = {name: self._common[name] for name in arrived.departure.names}
+        parts = change.split([start.numel() for start in starts.values()])
+        for (name, start), part in zip(starts.items(), parts, strict=True):
+            mean = start + part.view(start.shape).to(start.device, start.dtype)
+            step.start = {name: start}
             velocity = Slot(name, VELOCITY)
             stepped = {name: mean}
             if velocity in self._common:

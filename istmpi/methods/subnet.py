@@ -29,15 +29,14 @@ class Subnet:
     network: nn.Module
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self, job: Job, averages_gradients: bool = False):
+    def __init__(self, job: Job, averages_gradients: bool):
         self._job, self._lengths = job, None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = optimizer_spec(job.run.optimizer)
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
-        # torch imports its compiler for the first optimizer, which takes seconds: here rather than in the first round.
-        if not job.optimizer:
+        if not job.optimizer:  # one that only a program can make is refused here, and not in the first round
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:

@@ -37,7 +37,7 @@ class Rows(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
-    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
+    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
         raise ConfigError(
             f"data.validation = {fraction} is not for programs, which hold out examples themselves. Leave it out."
         )

@@ -16,7 +16,7 @@ from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
-from istmpi.files import usable
+from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods import METHODS, spec_of
@@ -116,7 +116,7 @@ class Comparison:
         with ExitStack() as at_the_end:
             with self._communicator.agreed():
                 if first:
-                    with usable(self.folder):
+                    with preparing(self.folder):
                         self.folder.mkdir(parents=True, exist_ok=True)
                         record = json.dumps({"ranks": self._communicator.size})
                         (self.folder / COMPARISON).write_text(f"{record}\n", encoding="utf-8")

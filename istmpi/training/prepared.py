@@ -141,7 +141,7 @@ class Prepared:
         schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
         limits.require_room(spec, run, network, self.communicator.size)
         if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
-            limits.require_changing_shares(spec, run, network, self.shares.ranks)
+            limits.require_changing_shares(spec, run, network)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 
@@ -231,9 +231,7 @@ class Prepared:
 def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
     spec = spec_of(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
-    least = spec.least(run, network)
-    # The share of a group's units that each rank has: more than 1/P if several ranks hold the same units.
-    return {group: max(1 / ranks, min(least.get(group, 0) / network.lengths[group], 1)) for group in dealt}
+    return dict.fromkeys(dealt, 1 / ranks)
 
 
 def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:

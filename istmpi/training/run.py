@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import NETWORK, listed, newest_valid, require_valid, set_aside
+from istmpi.checkpoint.folder import NETWORK, newest_valid, require_valid, set_aside
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
@@ -108,9 +108,8 @@ def recorded(
                     folder.forget(SUMMARY)
                 for path in set_aside(folder.path, start) if start else ():
                     note(f"set aside, because the run resumes from {start}: {path}")
-        inside = first and start and next((path for path in listed(folder.path) if path.samefile(start)), None)
-        inside = communicator.broadcast_from_root(inside)
-        record = RunRecord(training, folder, watch, lock, at_the_end, hang_watch, trained, start, inside, began)
+        record = RunRecord(training, folder, watch, lock, hang_watch, trained)
+        record.begin(start, began, at_the_end)
         try:
             yield training, record
         except DivergedError as error:

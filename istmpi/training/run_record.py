@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, NETWORK
+from istmpi.checkpoint.folder import BEST, NETWORK, listed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
@@ -31,30 +31,31 @@ class RunRecord:
         folder: RunFolder,
         watch: Watch,
         lock: FolderLock | None,
-        at_the_end: ExitStack,
         hang_watch: HangWatch,
         trained: bool,
-        start: Path | None,
-        inside: Path | None,
-        notes: Sequence[str],
     ):
-        """Write the run's settings, and report its start to ``watch``.
+        """Keep what a run writes its record with.
 
-        ``start``: the checkpoint from which the run resumes, if any. ``inside``: ``start`` if it is in this folder.
-        ``trained``: True if ``start`` is the trained network.
+        ``trained``: True if the run resumes from its trained network, so that no round is left.
         """
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
+
+    def begin(self, start: Path | None, notes: Sequence[str], at_the_end: ExitStack) -> None:
+        """Write the run's settings, and report its start; ``start``: the checkpoint from which it resumes, if any."""
+        training, folder = self._training, self._folder
+        saved = listed(folder.path) if self._first and start else ()
+        inside = self._communicator.broadcast_from_root(next((path for path in saved if path.samefile(start)), None))
         settings, communicates = training.run.checkpoint, training.makes_communicators
         self._saver = Saver(folder.path, settings, self._communicator, self.note, inside, communicates)
         at_the_end.callback(self._saver.close)
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
-            at_the_end.push(partial(_close, watch))
-            at_the_end.push(hang_watch)  # loggers may take long to close
-            watch.started(training, folder, self._saver)
+            at_the_end.push(partial(_close, self._watch))
+            at_the_end.push(self._hang_watch)  # loggers may take long to close
+            self._watch.started(training, folder, self._saver)
             for line in notes:
                 self.note(line)
             if start:

@@ -26,19 +26,7 @@ ENVIRONMENT = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 
-REFUSALS = """
-import json, os, sys
-from istmpi.cli.main import main
-rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-folder, commands = sys.argv[1:]
-for number, words in enumerate(json.loads(commands)):
-    sys.argv = ["istmpi", *words]
-    os.dup2(os.open(f"{folder}/{number}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
-    try:
-        main()
-    except SystemExit as ended:
-        os.write(2, b"exit code %d\\n" % ended.code)
-"""
+IN_TURN = Path(__file__).parents[1] / "support" / "in_turn.py"
 
 
 @pytest.fixture
@@ -66,7 +54,7 @@ class Outcome(subprocess.CompletedProcess):
 class Job:
     """A running job: `ranks` are the process numbers of its ranks, `end` waits for it."""
 
-    def __init__(self, ranks, *command, env=None, output=subprocess.PIPE):
+    def __init__(self, ranks, *command, env=None, output=subprocess.PIPE, cwd=None):
         launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=ENVIRONMENT["PATH"])
         assert launcher, "no mpirun: run bin/test, which sets one up"
         # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
@@ -77,6 +65,7 @@ class Job:
         self.process = subprocess.Popen(
             [launcher, "-n", str(ranks), program, *map(str, command[1:])],
             env={**os.environ, **ENVIRONMENT, **(env or {})},
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -175,26 +164,77 @@ def mpirun(start):
     return run
 
 
-@pytest.fixture
-def refused(mpirun, tmp_path):
-    """``refused(ranks, *commands, env={})``: what istmpi says of each bad command, which is one line of one rank.
+class Said(Outcome):
+    """How a command of a Series ended: ``codes`` of all ranks, and what they said, in their order."""
 
-    One job tries them all, for most of what a job takes is its start. Every rank must end every command with code 2.
+    def __init__(self, name, codes, stdout, stderr):
+        super().__init__(name, max(codes), stdout, stderr)
+        self.codes = codes
+
+    def refusal(self, alone=False):
+        """The only line that all ranks together said of bad input; ``alone``: only the first does anything."""
+        assert self.codes == [2] + [0 if alone else 2] * (len(self.codes) - 1), self
+        (line,) = self.stderr.splitlines()
+        assert line.startswith("istmpi: "), self
+        return line
+
+
+class Series:
+    """A job that runs several commands in turn, for most of what a job takes is its start; `end` waits for it."""
+
+    def __init__(self, notes, ranks, folder, commands, env):
+        self._notes, self._ranks, self._names = notes, ranks, list(commands)
+        steps = [step if isinstance(step, str) else list(map(str, step)) for step in commands.values()]
+        (notes / "commands").write_text(json.dumps(steps))
+        self.job = Job(ranks, "python", IN_TURN, notes, env=env, cwd=folder)
+
+    def end(self, timeout=120):
+        """How each command ended, by its name."""
+        ended = self.job.end(timeout)
+        outcomes = {}
+        for number, name in enumerate(self._names):
+            codes, *said = ([self._read(number, rank, kind) for rank in range(self._ranks)] for kind in KINDS)
+            said = list(map("".join, said))
+            assert all(codes), f"{name} did not end on all ranks: {codes}\n{said}\n{ended}"
+            outcomes[name] = Said(name, list(map(int, codes)), *said)
+        assert ended.returncode == 0, ended
+        return outcomes
+
+    def wait(self, name, timeout=60):
+        """Until a command has ended on all ranks."""
+        limit, number = Limit(timeout), self._names.index(name)
+        while not all(self._read(number, rank, "code") for rank in range(self._ranks)):
+            assert self.job.process.poll() is None, self.end()
+            assert limit.left, f"{name} still runs after {timeout} s"
+            time.sleep(0.02)
+
+    def _read(self, number, rank, kind):
+        path = self._notes / f"{number}-{rank}-{kind}"
+        return path.read_text() if path.exists() else ""
+
+
+KINDS = ("code", "stdout", "stderr")
+
+
+@pytest.fixture(scope="module")
+def folder(request, tmp_path_factory):
+    """A folder of all tests of a file."""
+    return tmp_path_factory.mktemp(request.path.stem)
+
+
+@pytest.fixture(scope="session")
+def series(tmp_path_factory):
+    """``series(ranks, folder, {name: command}, env={})`` starts a Series of commands in a folder: a job.
+
+    A command is istmpi's words, or Python code: see `in_turn`.
     """
+    begun = []
 
-    def run(ranks, *commands, env=None):
-        said = tmp_path / "said"
-        said.mkdir()
-        words = json.dumps([list(map(str, command)) for command in commands])
-        result = mpirun(ranks, "python", "-c", REFUSALS, said, words, env=env)
-        assert result.returncode == 0, result
-        lines = []
-        for number, command in enumerate(commands):
-            per_rank = [(said / f"{number}-{rank}").read_text().splitlines() for rank in range(ranks)]
-            assert [of[-1] for of in per_rank] == ["exit code 2"] * ranks, (command, per_rank)
-            (line,) = (line for of in per_rank for line in of[:-1])
-            assert line.startswith("istmpi: "), (command, line)
-            lines.append(line)
-        return lines
+    def begin(*arguments, env=None):
+        begun.append(Series(tmp_path_factory.mktemp("series"), *arguments, env))
+        return begun[-1]
 
-    return run
+    yield begin
+    for each in begun:
+        if each.job.process.poll() is None:
+            each.job.kill()

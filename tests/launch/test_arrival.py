@@ -45,20 +45,6 @@ def test_ranks_with_different_commands_are_refused(mixed, tmp_path, first, other
     assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
 
 
-def test_the_same_command_with_another_run_file_is_refused(mpirun, tmp_path):
-    for rank in "01":
-        (tmp_path / rank).mkdir()
-        (tmp_path / rank / "run.toml").write_text(f"[optimizer]\nlr = 0.{rank}1\n")
-    program = (
-        "import os, sys; rank = os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
-        "os.chdir(os.path.join(sys.argv.pop(1), rank)); from istmpi.cli.main import main; main()"
-    )
-    result = mpirun(2, "python", "-c", program, tmp_path, "train", "./run.toml")
-    assert result.returncode == 2, result
-    (said,) = result.errors
-    assert "rank 1: the ranks have different settings (optimizer.lr: 0.01 or 0.11; rank 0's first)" in said
-
-
 @pytest.mark.parametrize(
     "alone, late", [(["--version"], 0), ([*TRAIN, "--dry-run"], 5)], ids=["--version", "--dry-run, a rank is late"]
 )

@@ -11,29 +11,14 @@ from patience import patient
 SMALL = ("--ranks", "2", "--seconds", "1")
 
 
-def demo(folder, *words):
-    command = [sys.executable, "-m", "istmpi", "demo", *SMALL, "--out", "demo", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=patient(300),
-        stdin=subprocess.DEVNULL,
-    )
-
-
 def test_three_methods_are_trained_and_their_time_over_slow_links_is_predicted(tmp_path):
-    done = demo(tmp_path, "--rate", "1Mbit,100Mbit")
+    command = [sys.executable, "-m", "istmpi", "demo", *SMALL, "--out", "demo", "--rate", "1Mbit,100Mbit"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    settings = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": patient(300)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, **settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 ranks on this machine. ")
-    for words in (
-        "Training time to a score",
-        "Predicted training time to an accuracy of",
-        "These seconds are predicted.",
-    ):
+    for words in ("Training time to a score", "Predicted training time to an acc", "These seconds are predicted."):
         assert words in done.stdout
     slow, faster = (
         [float(cell.replace(",", "")) for cell in re.findall(r"([\d.,]+) s\b", line)]
@@ -43,15 +28,3 @@ def test_three_methods_are_trained_and_their_time_over_slow_links_is_predicted(t
     assert len(faster) == 3 and all(time < longer for time, longer in zip(faster, slow))
     assert data_parallel > local_sgd and ist > 0
     assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
-
-
-def test_a_rate_that_is_none_is_refused_before_anything_is_trained(tmp_path):
-    done = demo(tmp_path, "--rate", "50Mbit,fast")
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert "--rate" in done.stderr and not (tmp_path / "demo").exists()
-
-
-def test_under_mpirun_it_is_refused(mpirun):
-    done = mpirun(2, "istmpi", "demo")
-    assert done.returncode == 2
-    assert done.errors == ["istmpi: istmpi demo starts its ranks itself: run it without mpirun."]

@@ -48,31 +48,30 @@ def job(mpirun, tmp_path):
 
 WAYS = {
     "raises": ("if failing: raise RuntimeError('the last rank is out')", "RuntimeError: the last rank is out"),
+    "raises while others are busy": ("if failing: raise RuntimeError('out')\ntime.sleep(60)", "RuntimeError: out"),
     "an error of ours outside of an agreement": ("if failing: raise IstmpiError('not agreed on')", "not agreed on"),
     "sys.exit with a text": ("if failing: sys.exit('leaving early')", "leaving early"),
     "is killed": ("if failing: os.kill(os.getpid(), signal.SIGKILL)", ""),
-    "an assertion": ("assert not failing, 'our own bug'", "our own bug"),
     "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
     "aborts in C": ("if failing: os.abort()", ""),
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
     "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program with SystemExit (0)"),
     "SystemExit without a code": ("if failing: raise SystemExit", "ends the program with SystemExit"),
-    "exit without a code": ("if failing: exit()", "ends the program with SystemExit"),
     "os._exit as if all were done": ("if failing: os._exit(0)", "ends the program with os._exit (0)"),
     "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program with SystemExit (256)"),
 }
 
 
-@pytest.mark.parametrize("way, ranks", [(way, 4 if way in ("raises", "is killed") else 2) for way in WAYS])
-def test_the_end_of_one_rank_is_the_end_of_all(job, way, ranks):
+@pytest.mark.parametrize("way", WAYS)
+def test_the_end_of_one_rank_is_the_end_of_all(job, way):
     body, message = WAYS[way]
-    result = job(ranks, body)
+    result = job(2, body)
     assert result.returncode != 0
     assert message in result.stderr, result.stderr
     assert result.seconds < patient(LIMIT)
     if message:
         ours = result.errors
-        assert len(ours) == 1 and ours[0].startswith(f"istmpi: rank {ranks - 1}"), result.stderr
+        assert len(ours) == 1 and ours[0].startswith("istmpi: rank 1"), result.stderr
 
 
 LEAVES = """
@@ -90,30 +89,21 @@ class Net(nn.Module):
     def forward(self, x):
         global steps
         steps += self.training
-        if steps == 30 and os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == os.environ["LEAVES"]:
+        if steps == 30 and os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
             sys.exit(0)
         return self.last(torch.relu(self.first(x)))
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_forward_that_leaves_as_if_all_were_done_is_an_error(mpirun, tmp_path, ranks):
+def test_a_forward_that_leaves_as_if_all_were_done_is_an_error(mpirun, tmp_path):
     (tmp_path / "net.py").write_text(LEAVES)
     words = ("--model", f"{tmp_path}/net.py:Net", "--method", "local-sgd", "--rounds", 12, "--out", tmp_path / "run")
-    result = mpirun(ranks, "istmpi", "train", *words, env={"LEAVES": str(ranks - 1)})
-    of_rank = f"rank {ranks - 1}: " if ranks > 1 else ""
+    result = mpirun(2, "istmpi", "train", *words)
     assert result.returncode == 1
     assert result.errors == [
-        f"istmpi: {of_rank}{tmp_path}/net.py, line 17, ends the program with SystemExit (0) before its work is done. "
+        f"istmpi: rank 1: {tmp_path}/net.py, line 17, ends the program with SystemExit (0) before its work is done. "
         f"Return, or raise an error with the reason."
     ]
-
-
-def test_the_others_may_be_busy_instead_of_waiting(job):
-    result = job(3, "if failing: raise RuntimeError('out')\ntime.sleep(60)")
-    assert result.returncode != 0
-    assert "rank 2 failed" in result.stderr
-    assert result.seconds < patient(LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +151,6 @@ def test_a_rank_that_misses_another_says_so_and_leaves_the_word_to_the_launcher(
 SCRIPT_WAYS = {
     "raises": ("if failing: raise RuntimeError('the last rank is out')", 1),
     "sys.exit with a number": ("if failing: sys.exit(5)", 5),
-    "exit with a number": ("if failing: exit(5)", 5),
     "leaves with a number after the others": ("if failing: time.sleep(1); sys.exit(5)\nsys.exit()", 5),
     "all leave with a number": ("sys.exit(7)", 7),
     "well": ("try: sys.exit(3)\nexcept SystemExit: pass", 0),

@@ -1,8 +1,5 @@
 """`istmpi train --log`: what other programs are told, read back by their own readers; and never a reason to fail."""
 
-import os
-import shutil
-
 import pytest
 from following import lines
 from wandb_file import history
@@ -89,48 +86,69 @@ def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(mpirun, tmp_
         figures = numbers(earlier[2] if library == "mlflow" and line["round"] == 3 else line)
         assert told[line["round"]] == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
 
-    if library == "tensorboard":
-        loggers_that_cannot_write_are_switched_off(mpirun, command, out)
+
+MODULES = {"wandb": "ModuleNotFoundError(\"No module named 'wandb'\")", "mlflow": "OSError('libssl.so: cannot open')"}
+"""A library that is not there, and one that cannot be imported."""
+A_FILE_IN_THE_WAY = """
+import shutil
+if rank == 0:
+    shutil.copytree("compared/ist-0", "run")
+    shutil.rmtree("run/tensorboard")
+    open("run/tensorboard", "w").close()
+"""
 
 
-def loggers_that_cannot_write_are_switched_off(mpirun, command, out):
-    """What it would write to is something else now; that is a line, and the run goes on."""
-    shutil.rmtree(out / "tensorboard")
-    (out / "tensorboard").touch()
-    result = mpirun(2, *command, "--rounds", 7, "--resume", "auto")
-    assert result.returncode == 0, result.stderr
-    said = [line for line in result.stdout.splitlines() if "switched off" in line]
-    (line,) = said
-    assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run continues."), line
-    assert [line["round"] for line in lines(out)] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_what_cannot_be_followed_is_refused_before_the_start(refused, tmp_path):
-    """A library that is not there, and one that cannot be imported."""
-    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")")
-    (tmp_path / "mlflow.py").write_text("raise OSError('libssl.so: cannot open shared object file')")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    out = tmp_path / "run"
-    train = ("train", *SMALL, "--out", out)
-    unknown, wandb, mlflow = refused(
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of commands of one job."""
+    pytest.importorskip("tensorboard", reason="pip install 'istmpi[tensorboard]' brings it")
+    (folder / "broken").mkdir()
+    for name, error in MODULES.items():
+        (folder / "broken" / f"{name}.py").write_text(f"raise {error}")
+    train = ["train", *SMALL, "--log"]
+    return series(
         2,
-        (*train, "--log", "neptune"),
-        (*train, "--log", "wandb"),
-        (*train, "--log", "mlflow"),
-        env={"PYTHONPATH": path},
-    )
+        folder,
+        {
+            "broken": "import sys; sys.path.insert(0, 'broken')",
+            **{library: [*train, library, "--out", "refused"] for library in ("neptune", *MODULES)},
+            "compare": [
+                "compare",
+                "--methods",
+                "ist,local-sgd",
+                *SMALL,
+                "--log",
+                "tensorboard",
+                "--rounds",
+                "2",
+                "--out",
+                "compared",
+            ],
+            "in the way": A_FILE_IN_THE_WAY,
+            "train": [*train, "tensorboard", "--rounds", "4", "--resume", "auto", "--out", "run"],
+        },
+    ).end()
+
+
+def test_what_cannot_be_followed_is_refused_before_the_start(said, folder):
+    unknown, wandb, mlflow = (said[library].refusal() for library in ("neptune", *MODULES))
     assert "--log wandb" in wandb and "No module named 'wandb'" in wandb and "pip install 'istmpi[wandb]'" in wandb
     assert "--log mlflow" in mlflow and "libssl.so" in mlflow and "pip install 'istmpi[mlflow]'" in mlflow
     assert "neptune" in unknown and "tensorboard" in unknown
-    assert not out.exists()
+    assert not (folder / "refused").exists()
 
 
-def test_every_run_of_a_comparison_has_its_log(mpirun, tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard", reason="pip install 'istmpi[tensorboard]' brings it")
-    out = tmp_path / "compared"
-    words = ["--methods", "ist,local-sgd", *SMALL, "--rounds", "2", "--out", out, "--log", "tensorboard"]
-    result = mpirun(2, "istmpi", "compare", *words)
-    assert result.returncode == 0, result.stderr
+def test_every_run_of_a_comparison_has_its_log(said, folder, monkeypatch):
+    assert said["compare"].returncode == 0, said["compare"]
     for method in ("ist-0", "local-sgd-0"):
-        told = dict(in_tensorboard(out / method, monkeypatch))
-        assert told == {line["round"]: pytest.approx(numbers(line), rel=1e-6) for line in lines(out / method)}
+        out = folder / "compared" / method
+        told = dict(in_tensorboard(out, monkeypatch))
+        assert told == {line["round"]: pytest.approx(numbers(line), rel=1e-6) for line in lines(out)}
+
+
+def test_a_logger_that_cannot_write_is_switched_off(said, folder):
+    """What it would write to is something else now; that is a line, and the run goes on."""
+    assert said["train"].returncode == 0, said["train"]
+    (line,) = [line for line in said["train"].stdout.splitlines() if "switched off" in line]
+    assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run continues."), line
+    assert [line["round"] for line in lines(folder / "run")] == [1, 2, 3, 4]

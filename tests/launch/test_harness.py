@@ -36,26 +36,28 @@ def test_a_job_whose_processes_would_all_simulate_is_refused(mpirun):
     )
 
 
-@pytest.mark.parametrize("wrong", ["assert comm.rank != 1", "raise SystemExit('rank %d leaves' % comm.rank)"])
-def test_a_failure_on_one_rank_fails_all_and_shows_it(job, wrong):
-    result = job(
-        3,
+def test_a_failure_on_one_rank_fails_all_and_shows_it(job):
+    ways = "assert comm.rank != 1", "raise SystemExit('rank %d leaves' % comm.rank)"
+    tests = [
         f"""
-        def test_wrong(comm):
+        def test_wrong_{number}(comm):
             if comm.rank == 1:
-                print("heard on rank", comm.rank)
+                print("heard of {number} on rank", comm.rank)
                 {wrong}
 
-        def test_after(comm):
+        def test_after_{number}(comm):
             comm.barrier()
-        """,
-    )
+        """
+        for number, wrong in enumerate(ways)
+    ]
+    result = job(3, "".join(map(dedent, tests)))
     assert result.returncode != 0
-    assert result.output.count("1 failed, 1 passed") == 1, result.output
-    assert "[rank 1 of 3" in result.output
-    assert "heard on rank 1" in result.output
+    assert result.output.count("2 failed, 2 passed") == 1, result.output
     details = result.output.split("short test summary")[0]  # which repeats them where CI is set
-    assert details.count(f"   {wrong}") == 1
+    assert details.count("[rank 1 of 3") == 2, details
+    for number, wrong in enumerate(ways):
+        assert f"heard of {number} on rank 1" in details
+        assert details.count(f"   {wrong}") == 1
 
 
 def test_a_failed_rank_does_not_wait_for_ranks_that_wait_for_it(job):

@@ -40,7 +40,7 @@ def test_a_loop_learns_and_exports_what_the_class_loads(mpirun, tmp_path, monkey
     if package and not find_spec(package):
         pytest.skip(f"{package} is not installed; pip install 'istmpi[examples]' brings it")
     monkeypatch.chdir(tmp_path)
-    done = mpirun(3, "python", "-c", RUN_ALL, "examples", json.dumps(examples), ROUNDS, timeout=120)
+    done = mpirun(2, "python", "-c", RUN_ALL, "examples", json.dumps(examples), ROUNDS, timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^(\w+): <All keys matched successfully>$", done.stdout, re.MULTILINE) == [*examples]
     for name in examples:

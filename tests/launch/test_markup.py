@@ -1,6 +1,5 @@
 """Names that a terminal's library would take for its markup: they are shown as they are, by every command."""
 
-import json
 import re
 from pathlib import Path
 
@@ -17,22 +16,7 @@ def test_consoles_read_no_names_as_markup():
         assert not re.search(r"TextColumn\([^)]*\{(?![^)]*markup=False)", text), f"{file} has a column with markup"
 
 
-SHOWS = """
-import json, os, sys
-from istmpi.cli.main import main
-for number, words in enumerate(json.loads(sys.argv[1])):
-    sys.argv = ["istmpi", *words]
-    os.dup2(os.open(f"shown-{number}", os.O_CREAT | os.O_WRONLY), 1)
-    try:
-        main()
-    except SystemExit as ended:
-        assert not ended.code, (words, ended.code)
-    sys.stdout.flush()
-"""
-"""Runs commands one after another in one process, for most of what a command takes is its start."""
-
-
-def test_names_in_data_and_runs_are_shown_as_they_are(mpirun, tmp_path, monkeypatch):
+def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{n % 7},{n % 5},{LABELS[n % len(LABELS)]}" for n in range(100)]
     Path("[red] a.csv").write_text("\n".join(["[b],[/b],label", *rows]) + "\n")
@@ -57,8 +41,7 @@ def test_names_in_data_and_runs_are_shown_as_they_are(mpirun, tmp_path, monkeypa
         (["model", network, "--data", data, "--json"], ["[net].py:Net"]),
         (compare, []),
     ]
-    result = mpirun(1, "python", "-c", SHOWS, json.dumps([command for command, _ in shown]), timeout=200)
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result
-    for number, (command, expected) in enumerate(shown):
-        text = Path(f"shown-{number}").read_text()
-        assert [words for words in expected if words not in text] == [], (command, text)
+    said = series(1, tmp_path, {str(number): command for number, (command, _) in enumerate(shown)}).end(200)
+    for result, (command, expected) in zip(said.values(), shown):
+        assert result.returncode == 0 and "Traceback" not in result.stderr, result
+        assert [words for words in expected if words not in result.stdout] == [], (command, result)

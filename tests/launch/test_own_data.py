@@ -11,70 +11,91 @@ import torch
 from own_data import FILE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RUN = ("--data", f"{FILE}:pairs", "--model", f"{FILE}:Two", "--local-steps", "4", "--batch", "16", "--lr", "0.3")
+PAGE = re.search(
+    r"```python\n(# mine.py: mpirun -n 4 istmpi (.*?)\n.*?)```",
+    (EXAMPLES.parent / "docs" / "data.md").read_text(),
+    re.DOTALL,
+)
+MODEL = ("--model", f"{FILE}:Two")
+RUN = ("train", "--data", f"{FILE}:pairs", *MODEL, "--local-steps", "4", "--batch", "16", "--lr", "0.3")
+SHOWN = ("segmentation.py", "two_targets.py")
 
 
-def losses(out):
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+def command_of(example):
+    """The command in an example's docstring, and the score that it says."""
+    text = (EXAMPLES / example).read_text()
+    command = re.search(r"mpirun -n 2 istmpi (train .*?)\n\n", text, re.DOTALL)[1].replace("\\", "")
+    words = [word.replace("examples/", f"{EXAMPLES}/") for word in shlex.split(command)]
+    return words, float(re.search(r" is (\d\.\d+)", text)[1])
 
 
-def test_from_training_to_an_exported_network(mpirun, tmp_path):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert mpirun(2, "istmpi", "train", *RUN, "--rounds", "12", "--out", whole).returncode == 0
-    result = mpirun(2, "istmpi", "train", *RUN, "--rounds", "6", "--out", out)
-    assert result.returncode == 0 and "hits" in result.stdout, result.stderr
-    result = mpirun(2, "istmpi", "train", *RUN, "--rounds", "12", "--out", out, "--resume", "auto")
-    assert result.returncode == 0, result.stderr
-    assert losses(out) == losses(whole)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["score_name"] == "hits" and summary["last"]["score"]["score"] > 0.5
-    network, model = out / "network.h5", ("--model", f"{FILE}:Two")
-    result = mpirun(3, "istmpi", "evaluate", network, *model, "--data", f"{FILE}:pairs")
-    assert result.stdout.startswith(f"hits {summary['last']['score']['score']:.4f}, loss "), result.stderr
-    result = mpirun(2, "istmpi", "evaluate", network, *model)
-    assert result.returncode == 2
-    assert result.errors == [
-        f"istmpi: {network} was trained on data from code, which runs only with --data {FILE}:pairs."
-    ]
-    assert mpirun(1, "istmpi", "export", network, "--to", "torch", *model).returncode == 0
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of commands of one job."""
+    (folder / "mine.py").write_text(PAGE[1])
+    network = "run/network.h5"
+    return series(
+        2,
+        folder,
+        {
+            "whole": [*RUN, "--rounds", "12", "--out", "whole"],
+            "half": [*RUN, "--rounds", "6", "--out", "run"],
+            "rest": [*RUN, "--rounds", "12", "--out", "run", "--resume", "auto"],
+            "evaluate": ["evaluate", network, *MODEL, "--data", f"{FILE}:pairs"],
+            "evaluate without": ["evaluate", network, *MODEL],
+            "export": ["export", network, "--to", "torch", *MODEL],
+            "predict": ["predict", network, "digits", *MODEL],
+            "onnx": ["export", network, "--to", "onnx", *MODEL],
+            "late": ["train", "--data", f"{FILE}:late", "--hidden", "16", "--out", "late"],
+            "page": [*PAGE[2].split(), "--rounds", "3", "--lr", "0.02", "--out", "page"],
+            **{name: [*command_of(name)[0], "--out", name] for name in SHOWN},
+        },
+    ).end(300)
+
+
+def metrics(folder, name):
+    return [json.loads(line)[name] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def last_score(folder):
+    return json.loads((folder / "summary.json").read_text())["last"]["score"]["score"]
+
+
+def test_from_training_to_an_exported_network(said, folder):
+    out = folder / "run"
+    assert [said[name].returncode for name in ("whole", "half", "rest")] == [0, 0, 0] and "hits" in said["half"].stdout
+    assert metrics(out, "loss") == metrics(folder / "whole", "loss")
+    score = last_score(out)
+    assert json.loads((out / "summary.json").read_text())["score_name"] == "hits" and score > 0.5
+    assert said["evaluate"].stdout.startswith(f"hits {score:.4f}, loss "), said["evaluate"]
+    only = f"istmpi: run/network.h5 was trained on data from code, which runs only with --data {FILE}:pairs."
+    assert said["evaluate without"].refusal() == only
+    assert said["export"].returncode == 0
     plain = own_data.Two()
     plain.load_state_dict(torch.load(out / "network.pt", weights_only=True)["state_dict"])
     _, test = own_data.pairs()
     items = [test[index] for index in range(len(test))]
     batch = {key: torch.stack([item[key] for item in items]) for key in items[0]}
     with torch.no_grad():
-        score = own_data.Two.score(plain.eval()(batch["left"], batch["right"]), batch)
-    assert float(score) == pytest.approx(summary["last"]["score"]["score"], abs=1e-3)
-    for command in (["predict", network, "digits"], ["export", network, "--to", "onnx"]):
-        result = mpirun(1, "istmpi", *command, *model)
-        assert result.returncode == 2 and len(result.errors) == 1, result.stderr
-        assert "only the code of its data defines the inputs of its network" in result.errors[0]
+        outputs = plain.eval()(batch["left"], batch["right"])
+    assert float(own_data.Two.score(outputs, batch)) == pytest.approx(score, abs=1e-3)
+    for name in ("predict", "onnx"):
+        assert "only the code of its data defines the inputs of its network" in said[name].refusal(alone=True)
 
 
-def test_an_example_that_cannot_be_read_ends_all_ranks_with_its_number(mpirun, tmp_path):
-    result = mpirun(2, "istmpi", "train", "--data", f"{FILE}:late", "--hidden", "16", "--out", tmp_path / "run")
-    assert result.returncode == 2, result.stderr
+def test_an_example_that_cannot_be_read_ends_all_ranks_with_its_number(said):
+    assert said["late"].returncode == 2, said["late"]
     line = f"{FILE}:late: train example 77 cannot be read: ValueError: this file is damaged."
-    assert any(line in error for error in result.errors) and "Traceback" not in result.stderr
+    assert any(line in error for error in said["late"].errors) and "Traceback" not in said["late"].stderr
 
 
-@pytest.mark.parametrize("name", ["segmentation.py", "two_targets.py"])
-def test_an_example_reaches_the_score_in_its_docstring(mpirun, tmp_path, name):
-    text = (EXAMPLES / name).read_text()
-    command = re.search(r"mpirun -n 2 (istmpi train .*?)\n\n", text, re.DOTALL)[1].replace("\\", "")
-    expected = float(re.search(r": (\d\.\d+)", text)[1])
-    words = [word.replace("examples/", f"{EXAMPLES}/") for word in shlex.split(command)]
-    assert mpirun(2, *words, "--out", tmp_path / "run", timeout=300).returncode == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["last"]["score"]["score"] == pytest.approx(expected, rel=0.1)
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_reaches_the_score_in_its_docstring(said, folder, name):
+    assert said[name].returncode == 0, said[name]
+    assert last_score(folder / name) == pytest.approx(command_of(name)[1], rel=0.1)
 
 
-def test_the_data_set_of_the_page_trains(mpirun, tmp_path):
-    page = (EXAMPLES.parent / "docs" / "data.md").read_text()
-    code = re.search(r"```python\n(# mine.py: mpirun -n 4 (.*?)\n.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.py").write_text(code[1])
-    words = code[2].replace("mine.py", f"{tmp_path}/mine.py").split()
-    result = mpirun(2, *words, "--rounds", "3", "--lr", "0.02", "--out", tmp_path / "run")
-    assert result.returncode == 0 and "error (lower is better)" in result.stdout, result.stderr
-    scores = [json.loads(line)["score"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_the_data_set_of_the_page_trains(said, folder):
+    assert said["page"].returncode == 0 and "error (lower is better)" in said["page"].stdout, said["page"]
+    scores = metrics(folder / "page", "score")
     assert scores[-1] < scores[0]

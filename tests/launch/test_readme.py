@@ -1,12 +1,8 @@
 """The README, followed by a new user: its commands in order in one folder."""
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
-
-from patience import patient
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -18,20 +14,20 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def test_its_commands_run_in_order_in_one_folder(mpirun, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    ranks = re.compile(r"mpirun -n (\d+) ")
-    commands = [line for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 8
-    for line in commands:
-        words = shlex.split(line, comments=True)
-        if found := ranks.match(line):
-            done = mpirun(int(found[1]), *words[3:], timeout=100)
-        else:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(words, capture_output=True, text=True, timeout=patient(100), env=environment)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    commands = 0
+    for block in blocks("sh"):
+        lines = {line: shlex.split(line, comments=True) for line in block.splitlines()}
+        (ranks,) = {int(words[2]) for words in lines.values() if words[0] == "mpirun"}
+        steps = {
+            line: (["alone"] if words[0] == "istmpi" else []) + words[words.index("istmpi") + 1 :]
+            for line, words in lines.items()
+        }
+        said = series(ranks, tmp_path, steps).end(200)
+        assert not any(done.returncode for done in said.values()), said
+        commands += len(steps)
+    assert commands == 8
     left = {path.name for path in tmp_path.iterdir()}
     assert {"runs", "digits.html", "answers.jsonl"} <= left
     runs = {path.name for path in (tmp_path / "runs").iterdir()}

@@ -1,8 +1,9 @@
 """Stopping a run from outside, and going on with it: signals, a file, the end of a job's time."""
 
 import contextlib
-import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,30 +29,100 @@ def reached(folder):
         return int(file.attrs["round"]), int(file.attrs["local_step"])
 
 
+TIME_ENDS = "import os, time; os.environ['SLURM_JOB_END_TIME'] = str(int(time.time()) + 63)"
+# SLURM's variables are not for the launcher, which would look for the job's nodes.
+SQUEUE = """
+import os
+os.environ["SLURM_JOB_ID"], os.environ["PATH"] = "7", os.getcwd() + ":" + os.environ["PATH"]
+os.environ.pop("SLURM_JOB_END_TIME", None)
+if rank == 0:
+    with open("squeue", "w") as file:
+        file.write("#!/bin/sh\\necho asked >>asked\\nANSWER\\n")
+    os.chmod("squeue", 0o755)
+"""
+ANSWER = SQUEUE.replace("ANSWER", "date -d '+1 minute' +%Y-%m-%dT%H:%M:%S")
+GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"
+
+
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of runs that are stopped, one after another in a job of two ranks, and of another job beside."""
+    file = [*SLOW, "--resume", "auto", "--out", "file"]
+    slow = [*SLOW, "--stop-before-walltime", "1", "--out"]
+    runs = {
+        "one": [*SLOW, "--local-steps", "50", "--out", "one"],
+        "all": [*SLOW, "--out", "all"],
+        "file": file,
+        "time ends": TIME_ENDS,
+        "time": [*slow, "time"],
+        "squeue answers": ANSWER,
+        "answer": [*slow, "answer"],
+        "squeue fails": SQUEUE.replace("ANSWER", "exit 1"),
+        "no answer": [*slow, "no-answer"],
+    }
+    runs = series(2, folder, runs)
+    wait_for_rounds(folder / "one", 3, runs.job)
+    ranks = runs.job.ranks
+    os.kill(ranks[1], signal.SIGTERM)
+    wait_for_rounds(folder / "all", 3, runs.job)
+    for rank in ranks:
+        os.kill(rank, signal.SIGINT)
+    wait_for_rounds(folder / "file", 3, runs.job)
+    alone = {"beside": file, "go": GO, "again": file, "removed": "import os; os.remove('file/STOP')", "on": file}
+    alone = series(1, folder, alone)
+    alone.wait("beside")
+    (folder / "file" / "STOP").touch()
+    runs.wait("file")
+    stopped = reached(folder / "file")
+    (folder / "go").touch()
+    alone.wait("removed")
+    wait_for_rounds(folder / "file", stopped[0] + 3, alone.job)
+    rounds = [line["round"] for line in lines(folder / "file")]
+    (folder / "file" / "STOP").touch()
+    return runs.end() | alone.end() | {"job": ranks[0], "reached": stopped, "rounds": rounds}
+
+
 # That each signal is received, at whatever moment, is shown by tests/unit/test_signals.py.
 
 
-def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(start, tmp_path):
-    job = start(2, "istmpi", *SLOW, "--local-steps", "50", "--out", tmp_path / "run")
-    wait_for_rounds(tmp_path / "run", 3, job)
-    os.kill(job.ranks[1], signal.SIGTERM)
-    result = job.end(20)
-    assert result.returncode == 75, result
-    said = result.errors
-    assert len(said) == 1 and "stopped by SIGTERM, after " in said[0], result.stderr
-    assert "--resume auto to continue" in said[0]
-    rounds, steps = reached(tmp_path / "run")
-    assert rounds == len(lines(tmp_path / "run")) and f"after {rounds} of 100000 rounds" in said[0]
-    assert (f"and {steps} of 50 local steps" in said[0]) == (steps > 0)
+def test_a_signal_to_one_rank_stops_all_in_the_round_they_are_in(said, folder):
+    assert said["one"].returncode == 75, said["one"]
+    (error,) = said["one"].errors
+    assert "stopped by SIGTERM, after " in error and "--resume auto to continue" in error
+    rounds, steps = reached(folder / "one")
+    assert rounds == len(lines(folder / "one")) and f"after {rounds} of 100000 rounds" in error
+    assert (f"and {steps} of 50 local steps" in error) == (steps > 0)
 
 
-def test_a_signal_to_all_ranks_stops_them_once(start, tmp_path):
-    job = start(3, "istmpi", *SLOW, "--out", tmp_path / "run")
-    wait_for_rounds(tmp_path / "run", 3, job)
-    for rank in job.ranks:
-        os.kill(rank, signal.SIGINT)
-    result = job.end(20)
-    assert result.returncode == 75 and "stopped by SIGINT, after " in result.stderr, result
+def test_a_signal_to_all_ranks_stops_them_once(said):
+    (error,) = said["all"].errors
+    assert said["all"].returncode == 75 and "stopped by SIGINT, after " in error, said["all"]
+
+
+def test_a_file_stops_the_run_and_the_same_command_goes_on(said, folder):
+    used = f"--out file is used by another run, process {said['job']} on host"
+    assert used in said["beside"].refusal()
+    result = said["file"]
+    assert result.returncode == 75 and "stopped by the file file/STOP" in result.stderr, result
+    assert "Remove file/STOP and run the same command" in result.stderr
+    rounds, steps = said["reached"]
+    # For another number of ranks a round is over that one of these was through with; nobody knows its loss.
+    done = rounds + (steps == LOCAL_STEPS)
+    # The file is still there: nothing may be lost by trying again.
+    assert said["again"].returncode == 75 and f"after {done} of 100000 rounds" in said["again"].stderr, said["again"]
+    assert said["rounds"] == [*range(1, rounds + 1), *range(done + 1, said["rounds"][-1] + 1)]
+    assert said["on"].returncode == 75 and "started without mpirun" not in said["on"].stdout
+
+
+def test_the_end_of_the_jobs_time_stops_the_run(said):
+    assert said["time"].returncode == 75 and "stopped by the job's time limit" in said["time"].stderr, said["time"]
+
+
+def test_one_rank_asks_slurm_for_all(said, folder):
+    (error,) = said["answer"].errors
+    assert said["answer"].returncode == 75 and "the job's time limit" in error, said["answer"]
+    assert "squeue --noheader --jobs 7" in said["no answer"].refusal()
+    assert (folder / "asked").read_text() == "asked\n" * 2
 
 
 def catches(process, number):
@@ -105,95 +176,16 @@ def test_a_second_sigterm_ends_at_once(start, tmp_path):
     assert job.end(20).returncode not in (0, 75)
 
 
-def test_a_file_stops_the_run_and_the_same_command_goes_on(start, mpirun, tmp_path):
-    folder = tmp_path / "run"
-    command = ["istmpi", *SLOW, "--resume", "auto", "--out", folder]
-    job = start(2, *command)
-    wait_for_rounds(folder, 3, job)
-    beside = mpirun(1, *command)
-    assert beside.returncode == 2 and len(beside.errors) == 1, beside.stderr
-    assert f"--out {folder} is used by another run, process {job.ranks[0]} on host" in beside.stderr
-    (folder / "STOP").touch()
-    result = job.end(20)
-    assert result.returncode == 75 and f"stopped by the file {folder}/STOP" in result.stderr
-    assert f"Remove {folder}/STOP and run the same command" in result.stderr
-    rounds, steps = reached(folder)
-    # For another number of ranks a round is over that one of these was through with; nobody knows its loss.
-    done = rounds + (steps == LOCAL_STEPS)
-    # The file is still there: nothing may be lost by trying again.
-    again = mpirun(1, *command)
-    assert again.returncode == 75 and f"after {done} of 100000 rounds" in again.stderr
-    (folder / "STOP").unlink()
-    job = start(1, *command)
-    wait_for_rounds(folder, rounds + 3, job)
-    found = [line["round"] for line in lines(folder)]
-    assert found == [*range(1, rounds + 1), *range(done + 1, found[-1] + 1)]
-
-
-def test_the_end_of_the_jobs_time_stops_the_run(mpirun, tmp_path):
-    ends = {"SLURM_JOB_END_TIME": str(int(time.time()) + 66)}
-    command = ["istmpi", *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1"]
-    result = mpirun(2, *command, env=ends)
-    assert result.returncode == 75 and "stopped by the job's time limit" in result.stderr
-
-
-@pytest.mark.parametrize("answer, code", [("date -d '+1 minute' +%Y-%m-%dT%H:%M:%S", 75), ("exit 1", 2)])
-def test_one_rank_asks_slurm_for_all(mpirun, tmp_path, answer, code):
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\n{answer}\n")
-    squeue.chmod(0o755)
-    # Not for the launcher, which would look for the job's nodes.
-    slurm = (
-        "import os; os.environ['SLURM_JOB_ID'] = '7'; os.environ.pop('SLURM_JOB_END_TIME', None)\n"
-        f"os.environ['PATH'] = '{tmp_path}:' + os.environ['PATH']\n"
-        "from istmpi.cli.main import main; main()"
-    )
-    result = mpirun(2, "python", "-c", slurm, *SLOW, "--out", tmp_path / "run", "--stop-before-walltime", "1")
-    assert result.returncode == code, result
-    said = result.errors
-    assert len(said) == 1 and ("the job's time limit" if code == 75 else "squeue --noheader --jobs 7") in said[0]
-    assert (tmp_path / "asked").read_text() == "asked\n"
-
-
-def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(mpirun, tmp_path):
-    folder = tmp_path / "run"
-    program = (
-        "import os, sys; from istmpi.cli.main import main; from istmpi.record import RunFolder\n"
-        "write = RunFolder.write\n"
-        "RunFolder.write = lambda *of: os._exit(9) if of[1] == 'summary.json' else write(*of)\n"
-        "main()"
-    )
-    command = ["train", "--rounds", "3", "--resume", "auto", "--out", folder]
-    assert mpirun(2, "python", "-c", program, *command).returncode != 0
-    before = {name: (folder / name).read_bytes() for name in ("network.h5", "metrics.jsonl")}
-    assert not (folder / "summary.json").exists()
-    for ranks in 1, 2:
-        (folder / "progress.png").unlink(missing_ok=True)  # as when it was killed behind the summary
-        result = mpirun(ranks, "istmpi", *command)
-        assert result.returncode == 0, result.stderr
-        assert ("nothing left to train" in result.stdout) == (ranks == 2)
-        assert {name: (folder / name).read_bytes() for name in before} == before
-        assert {"summary.json", "progress.png"} <= {path.name for path in folder.iterdir()}
-    last, summary = lines(folder)[-1], json.loads((folder / "summary.json").read_text())["last"]
-    assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 3
-    assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
-
-
-def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(mpirun, tmp_path):
+def test_a_folder_that_one_rank_does_not_see_is_refused_on_all(said, folder, mpirun, tmp_path):
     """As on a node where it is not mounted, or from another working directory."""
-    done = mpirun(1, "istmpi", "train", "--rounds", "3", "--out", tmp_path / "here" / "run")
-    assert done.returncode == 0 and "started without mpirun" not in done.stdout
+    shutil.copytree(folder / "one", tmp_path / "here" / "run")
     (tmp_path / "there").mkdir()
     program = "import os, sys; os.chdir(sys.argv.pop(1)); from istmpi.cli.main import main; main()"
-    here, there = (
-        ["python", "-c", program, tmp_path / name, "train", "--rounds", "5", "--resume", "run"]
-        for name in ("here", "there")
-    )
+    here, there = (["python", "-c", program, tmp_path / name, "train", "--resume", "run"] for name in ("here", "there"))
     result = mpirun(1, *here, ":", "-n", "1", *there, timeout=30)
     assert result.returncode == 2, result
-    assert "rank 1: run/network.h5 does not exist. Skipped." in result.stdout
-    said = result.errors
-    assert said == [
+    assert re.search(r"rank 1: run/checkpoints/\S+ does not exist. Skipped.", result.stdout), result
+    assert result.errors == [
         "istmpi: run: no checkpoint in it is valid on every rank. "
         "Put it where all ranks see it, remove its checkpoints, or give another --out."
     ]

@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from following import lines, wait_for_rounds
 from patience import Limit
 
@@ -60,7 +59,7 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
     assert gone(stopped)
 
     before = lines(folder)
-    job = start(3, "istmpi", *run)
+    job = start(2, "istmpi", *run)
     wait_for_rounds(folder, len(before) + 2, job, unlike=before)
     loops.touch()
     result = job.end(20 * PATIENCE)
@@ -85,16 +84,16 @@ sys.meta_path.insert(0, Stops())
 """
 
 
-def loading(start, folder, module, **settings):
+def loading(start, folder, module, patience, **settings):
     """A job whose rank 1 stops as it imports a module."""
     (folder / "sitecustomize.py").write_text(STOPS)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    run = ["train", *RUN, "--set", "comm.patience=1", "--out", folder / "run"]
-    return start(3, "istmpi", *run, env={"PYTHONPATH": path, "STOPS": module}, **settings)
+    run = ["train", *RUN, "--set", f"comm.patience={patience}", "--out", folder / "run"]
+    return start(2, "istmpi", *run, env={"PYTHONPATH": path, "STOPS": module}, **settings)
 
 
 def test_a_rank_that_stops_while_ranks_load_is_named_and_ends_the_job(start, tmp_path):
-    result = loading(start, tmp_path, "torch").end(90)
+    result = loading(start, tmp_path, "torch", 1).end(90)
     assert result.returncode == STUCK, result
     first, last = result.errors
     assert re.match(r"istmpi: waiting for rank 1 on .* in setting up .* its process is stopped \(kill -CONT", first)
@@ -103,7 +102,7 @@ def test_a_rank_that_stops_while_ranks_load_is_named_and_ends_the_job(start, tmp
 
 def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_woken(start, tmp_path):
     with (tmp_path / "said").open("w") as said:
-        job = loading(start, tmp_path, "mpi4py.MPI", output=said)
+        job = loading(start, tmp_path, "mpi4py.MPI", 60, output=said)
         limit, named = Limit(60), None
         while limit.left and not named:
             time.sleep(0.1)
@@ -111,8 +110,18 @@ def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_wok
             named = re.search(r"istmpi: waiting for rank 1 on .*: its process is stopped \(kill -CONT (\d+)", text)
         assert named, text
         os.kill(int(named[1]), signal.SIGCONT)
-        wait_for_rounds(tmp_path / "run", 1, job)
-        job.kill()
+        wait_for_rounds(tmp_path / "run", 2, job)
+    ranks_whose_launcher_is_gone_end(job)
+
+
+def ranks_whose_launcher_is_gone_end(job):
+    """MPICH's mpirun has a process between itself and the ranks, without which nobody would end them."""
+    ranks = job.ranks
+    above = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    if Path(f"/proc/{above}/comm").read_text().strip() == "hydra_pmi_proxy":  # else they are mpirun's own children
+        os.kill(above, signal.SIGKILL)
+        assert all(gone(rank) for rank in ranks)
+        assert job.end(20).returncode != 0
 
 
 def test_a_stop_that_is_asked_for_does_not_wait_for_a_stopped_rank(start, tmp_path):
@@ -137,17 +146,3 @@ def gone(process):
     while limit.left and Path(f"/proc/{process}").exists():
         time.sleep(0.05)
     return not Path(f"/proc/{process}").exists()
-
-
-def test_ranks_whose_launcher_is_gone_end(start, tmp_path):
-    """MPICH's mpirun has a process between itself and the ranks, without which nobody would end them."""
-    job = start(2, "istmpi", "train", *RUN, "--out", tmp_path / "run")
-    wait_for_rounds(tmp_path / "run", 2, job)
-    ranks = job.ranks
-    above = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    if Path(f"/proc/{above}/comm").read_text().strip() != "hydra_pmi_proxy":
-        job.kill()
-        pytest.skip("this MPI's ranks are mpirun's own children")
-    os.kill(above, signal.SIGKILL)
-    assert all(gone(rank) for rank in ranks)
-    assert job.end(20).returncode != 0

@@ -1,13 +1,15 @@
-"""`istmpi train` as its users start it: under mpirun, to the end or to its error message."""
+"""`istmpi train` as its users start it, and what they do with the network: to the end or to its error message."""
 
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import following
 import h5py
 import numpy as np
 import pytest
@@ -16,22 +18,69 @@ from following import lines
 from istmpi.config import Run
 
 SMALL = ("--hidden", "32,16", "--rounds", "3", "--local-steps", "4", "--batch", "16", "--lr", "0.1")
+BAR = re.compile(r"round +[0-9]+/3 [━╸╺ ]+ 0:00:[0-9]+")
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+IN_COLOURS = "import os; os.environ.update(FORCE_COLOR='1', NO_COLOR='')"
+WITHOUT_PLOT = "import os\nif rank == 0: os.remove('run/progress.png')"
+"""As when it was killed behind the summary."""
+PLOT_IN_THE_WAY = "import os\nif rank == 0: os.remove('again/progress.png'); os.mkdir('again/progress.png')"
+BAD = {
+    "no option --hiddn; did you mean --hidden?": ["--hiddn", "2"],
+    "the folder is not empty": ["--out", "used"],
+    "hidden1 has 2 units, but the run has 3 ranks": ["--hidden", "2"],
+    "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
+    "site-0.npz does not exist": ["--data", "nowhere/site-{rank}.npz"],
+}
+REFUSED = {f"{command} nothing": "nowhere.h5 does not exist." for command in ("predict", "export", "evaluate")}
+REFUSED["demo"] = "istmpi demo starts its ranks itself: run it without mpirun."
 
 
-@pytest.fixture
-def data(tmp_path):
-    """Three classes that a small network can tell apart, as an .npz."""
+def write_sites(folder):
+    """A file for each of three ranks: three classes that a small network can tell apart."""
     generator = np.random.default_rng(0)
     y = generator.integers(0, 3, 300)
     x = (generator.normal(size=(300, 12)) + 2 * np.eye(3, 12)[y]).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
-    return tmp_path / "data.npz"
+    whole = {"x_train": x[:200], "y_train": y[:200], "x_test": x[200:], "y_test": y[200:]}
+    for rank in range(3):
+        np.savez(folder / f"site-{rank}.npz", **{name: values[rank::3] for name, values in whole.items()})
 
 
-def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun, tmp_path):
-    out = tmp_path / "run"
-    result = mpirun(3, "istmpi", "train", *SMALL, "--out", out, "--evaluate-every", "2")
-    assert result.returncode == 0, result.stderr
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of commands of one job of three ranks."""
+    (folder / "used").mkdir()
+    (folder / "used" / "precious").write_text("kept")
+    write_sites(folder)
+    return series(
+        3,
+        folder,
+        {
+            "predict nothing": ["predict", "nowhere.h5", "digits"],  # before MPI is up, as the next three
+            "export nothing": ["export", "nowhere.h5", "--to", "npz"],
+            "demo": ["demo"],
+            **{text: ["train", "--out", "bad", *words] for text, words in BAD.items()},
+            "doctor": ["doctor", "--json", "--folder", "."],
+            "train": ["train", *SMALL, "--out", "run", "--evaluate-every", "2"],
+            "again": ["train", "run/run.toml", "--out", "again"],
+            "without": WITHOUT_PLOT,
+            "finished": ["train", "run/run.toml", "--resume", "auto"],
+            "in the way": PLOT_IN_THE_WAY,
+            "plot": ["train", "run/run.toml", "--out", "again", "--resume", "auto", "--rounds", "4"],
+            "sites": ["train", *SMALL, "--rounds", "10", "--data", "site-{rank}.npz", "--out", "sites"],
+            "diverges": ["train", *SMALL, "--lr", "1e30", "--out", "diverged"],
+            "evaluate nothing": ["evaluate", "nowhere.h5"],
+            "evaluate": ["evaluate", "run/network.h5", "--calibrate"],
+            "predict": ["predict", "run/network.h5", "digits"],
+            "export": ["export", "run/network.h5", "--to", "npz"],
+            "in colours": IN_COLOURS,
+            "coloured": ["train", *SMALL, "--out", "coloured"],
+        },
+    ).end()
+
+
+def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(said, folder):
+    out, result = folder / "run", said["train"]
+    assert result.returncode == 0, result
     for fact in (
         "ranks      3 on 1 host",
         "dealt out  hidden1, hidden2",
@@ -50,116 +99,113 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(mpirun,
     assert {"deal", "pull", "compute", "push", "evaluate"} <= set(summary["seconds"])
     assert {path.name for path in out.iterdir()} >= {"run.toml", "network.h5", "progress.png"}
     saved = Run.load(str(out / "run.toml"))
-    assert saved.model.hidden == (32, 16) and saved.output.folder == str(out)
-    assert mpirun(3, "istmpi", "train", out / "run.toml", "--out", tmp_path / "again").returncode == 0
-    assert [line["loss"] for line in lines(tmp_path / "again")] == [line["loss"] for line in metrics]
+    assert saved.model.hidden == (32, 16) and saved.output.folder == "run"
+    assert said["again"].returncode == 0
+    assert [line["loss"] for line in lines(folder / "again")][:3] == [line["loss"] for line in metrics]
 
 
-def on_a_terminal(*command, interrupt_at=None):
-    """The exit code of a command on one rank and what its terminal got; Ctrl-C once it has shown a certain text."""
-    ours, theirs = pty.openpty()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "TERM": "xterm", "PATH": path}
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # Linux says so when the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-            if interrupt_at and interrupt_at.encode() in shown:
-                process.send_signal(signal.SIGINT)
-                interrupt_at = None
-    os.close(ours)
-    return process.returncode, shown.decode()
+def test_its_network_is_evaluated_and_exported_once(said, folder):
+    """tests/launch/test_tutorial.py evaluates one on another number of ranks."""
+    score = json.loads((folder / "run" / "summary.json").read_text())["last"]["score"]
+    told = f"accuracy {score['score']:.4f}, loss {score['loss']:.4f} on 360 test examples of digits"
+    result = said["evaluate"]
+    assert result.stdout.startswith("calibrated on the training split of digits\n"), result
+    assert told in result.stdout and result.stdout.count("accuracy") == 1
+    assert said["predict"].returncode == 0 and len(said["predict"].stdout.splitlines()) == 361
+    assert said["export"].returncode == 0
+    with np.load(folder / "run" / "network.npz") as file:
+        assert file["hidden2.weight"].shape == (16, 32)
 
 
-def test_on_a_terminal_a_run_shows_its_progress_and_its_outcome(tmp_path):
-    code, text = on_a_terminal("istmpi", "train", "--rounds", "2", "--hidden", "24", "--out", tmp_path / "run")
-    assert code == 0, text
-    assert "2/2" in text and "accuracy" in text and "started without mpirun" in text
+@pytest.mark.parametrize("command, message", REFUSED.items())
+def test_what_cannot_be_done_is_told_once(said, command, message):
+    alone = command.startswith(("predict", "export"))
+    assert said[command].refusal(alone) == f"istmpi: {message}"
 
 
-@pytest.mark.parametrize(
-    "command, interrupt_at, code",
-    [
-        (["train", "--rounds", "100000"], "/100000", 75),
-        (["train", "--lr", "1e30"], None, 3),
-        (["compare", "--methods", "ist", "--rounds", "100000"], "/100000", 75),
-    ],
-)
-def test_however_a_run_ends_the_terminal_has_its_cursor_back_before_the_error(tmp_path, command, interrupt_at, code):
-    command = ("istmpi", *command, "--hidden", "24", "--out", tmp_path / "run")
-    found, text = on_a_terminal(*command, interrupt_at=interrupt_at)
-    assert found == code, text
-    hide, show = "\x1b[?25l", "\x1b[?25h"
-    assert hide in text and text.rindex(hide) < text.rindex(show) < text.index("istmpi: "), text
+def test_in_a_pipe_there_is_no_bar_also_where_colours_are_asked_for(said):
+    """tests/launch/test_terminal.py has a terminal."""
+    result = said["coloured"]
+    assert result.returncode == 0 and "\x1b[1m" in result.stdout
+    assert not BAR.search(result.stdout) and HIDE not in result.stdout
 
 
-def test_a_file_for_each_rank(mpirun, tmp_path, data):
-    for rank in range(2):
-        with np.load(data) as whole:
-            parts = {name: whole[name][rank::2] for name in whole.files}
-        np.savez(tmp_path / f"site-{rank}.npz", **parts)
-    out = tmp_path / "run"
-    words = ["--rounds", "10", "--data", tmp_path / "site-{rank}.npz", "--out", out]
-    result = mpirun(2, "istmpi", "train", *SMALL, *words)
-    assert result.returncode == 0, result.stderr
-    assert "placement local" in result.stdout
-    score = json.loads((out / "summary.json").read_text())["last"]["score"]
+def test_a_finished_run_is_left_as_it_is_and_gets_the_plot_that_it_lacks(said, folder):
+    assert said["finished"].returncode == 0 and "nothing left to train" in said["finished"].stdout, said["finished"]
+    assert (folder / "run" / "progress.png").is_file()
+
+
+def test_a_file_for_each_rank(said, folder):
+    assert said["sites"].returncode == 0, said["sites"]
+    assert "placement local" in said["sites"].stdout
+    score = json.loads((folder / "sites" / "summary.json").read_text())["last"]["score"]
     assert score["examples"] == 100 and score["score"] > 0.8
 
 
-BAD = {
-    "the folder is not empty": ["--out", "used"],
-    "hidden1 has 2 units, but the run has 3 ranks": ["--hidden", "2"],
-    "nowhere.h5 does not exist": ["--data", "nowhere.h5"],
-    "site-0.npz does not exist": ["--data", "site-{rank}.npz"],
-}
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_told_once_by_one_rank(said, folder, message):
+    assert message in said[message].refusal()
+    assert not (folder / "bad").exists()
+    assert [path.name for path in (folder / "used").iterdir()] == ["precious"], "a used folder is left alone"
 
 
-def test_bad_input_is_told_once_by_one_rank(refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "precious").write_text("kept")
-    said = refused(3, *(["train", "--out", tmp_path / "run", *options] for options in BAD.values()))
-    assert all(message in line for message, line in zip(BAD, said, strict=True)), said
-    assert not (tmp_path / "run").exists()
-    assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious"], "a used folder is left alone"
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [(["--hidden", "1"], "hidden1 has 1 units"), (["--hiddn", "2"], "no option --hiddn; did you mean --hidden?")],
-)
-def test_bad_input_ends_a_job(mpirun, tmp_path, options, message):
-    result = mpirun(2, "istmpi", "train", *options, "--out", tmp_path / "run")
-    assert result.returncode == 2
-    assert result.errors == [line for line in result.stderr.splitlines() if message in line]
-    assert result.stderr.count(message) == 1, result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(mpirun, tmp_path):
-    result = mpirun(2, "istmpi", "train", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
+def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(said, folder):
+    result = said["diverges"]
     assert result.returncode == 3
     assert "rank 0: the loss is no longer finite in round 1, local step 2" in result.stderr
-    assert f"They are saved in {tmp_path / 'run' / 'network.h5'}." in result.stderr
-    with h5py.File(tmp_path / "run" / "network.h5") as file:
+    assert "They are saved in diverged/network.h5." in result.stderr
+    with h5py.File(folder / "diverged" / "network.h5") as file:
         assert file.attrs["round"] == 0
         assert np.isfinite(file["model/hidden1.linear.weight"][...]).all()
 
 
-def test_a_plot_that_cannot_be_written_is_one_line_and_exit_code_74(mpirun, tmp_path):
-    out = tmp_path / "run"
-    program = ("istmpi", "train", *SMALL, "--out", out, "--resume", "auto")
-    assert mpirun(2, *program).returncode == 0
-    (out / "progress.png").unlink()
-    (out / "progress.png").mkdir()
-    result = mpirun(2, *program, "--rounds", "4")
-    assert result.returncode == 74, result.stderr
-    assert result.errors == [f"istmpi: rank 0: {out}/progress.png: cannot be written (Is a directory)."]
+def test_a_plot_that_cannot_be_written_is_one_line_and_exit_code_74(said):
+    assert said["plot"].returncode == 74, said["plot"]
+    assert said["plot"].errors == ["istmpi: rank 0: again/progress.png: cannot be written (Is a directory)."]
+
+
+def test_the_doctor_has_one_report_for_all_ranks(said):
+    assert said["doctor"].returncode == 0, said["doctor"]
+    report = json.loads(said["doctor"].stdout)
+    assert report["ranks"] == 3
+    found = {finding["name"]: finding["state"] for finding in report["findings"]}
+    assert found["ring"] == found["MPI"] == found["folder"] == "green"
+
+
+WAYS = [
+    (["train", "--rounds", "2"], 0),
+    (["train", "--rounds", "100000"], 75),
+    (["train", "--lr", "1e30"], 3),
+    (["compare", "--methods", "ist", "--rounds", "100000"], 75),
+]
+
+
+def test_however_a_run_ends_the_terminal_has_its_cursor_back_before_the_error(tmp_path, monkeypatch):
+    """One process runs all of it; Ctrl-C ends what would not end by itself once it shows its rounds."""
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = pty.openpty()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    commands = [[*words, "--hidden", "24", "--out", f"run-{number}"] for number, (words, _) in enumerate(WAYS)]
+    (tmp_path / "commands").write_text(json.dumps(commands))
+    program = [sys.executable, Path(following.__file__).with_name("in_turn.py"), tmp_path, "here"]
+    environment = {**os.environ, "TERM": "xterm", "PATH": path}
+    with subprocess.Popen(program, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        shown, interrupted = [""], 0
+        while True:
+            try:
+                shown[-1] += os.read(ours, 4096).decode(errors="replace")
+            except OSError:  # Linux says so when the other end is closed
+                break
+            while ended := re.search(r"exit code \d+\s", shown[-1]):
+                shown[-1:] = shown[-1][: ended.end()], shown[-1][ended.end() :]
+            if "/100000" in shown[-1] and interrupted < len(shown):
+                process.send_signal(signal.SIGINT)
+                interrupted = len(shown)
+    os.close(ours)
+    assert process.returncode == 0 and len(shown) == len(WAYS) + 1, shown
+    for (words, code), text in zip(WAYS, shown):
+        assert f"exit code {code}" in text, (words, text)
+        error = text.index("exit code" if code == 0 else "istmpi: ")
+        assert HIDE in text and text.rindex(HIDE) < text.rindex(SHOW) < error, (words, text)
+    assert "2/2" in shown[0] and "accuracy" in shown[0] and "started without mpirun" in shown[0]

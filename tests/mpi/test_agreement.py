@@ -8,9 +8,8 @@ from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.both
 
-
+@pytest.mark.both
 def test_want_of_memory_is_agreed_on(comm):
     """On any rank: one message, for all know of it."""
     with pytest.raises(UserError, match="can't allocate memory|out of memory") as refused:
@@ -27,6 +26,7 @@ def fail(comm, kind, ranks):
             raise kind
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("failing", [[0], [-1], [0, -1]])
 def test_the_error_of_one_rank_is_raised_on_all(comm, failing):
     ranks = {rank % comm.size for rank in failing}

@@ -28,6 +28,15 @@ def mean_over_ranks(comm, tensors):
         mean.finish()
 
 
+def wait_for(comm, values, expected):
+    """Until they are there on all ranks."""
+    for _ in range(1000):
+        if all(comm.allgather(torch.allclose(values, expected, rtol=0, atol=1e-14))):
+            return
+        time.sleep(0.01)
+    pytest.fail("it waits for the end")
+
+
 @pytest.mark.ranks(also=5)
 @pytest.mark.parametrize("background", [pytest.param(True, marks=pytest.mark.real), False])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -70,12 +79,7 @@ def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
     expected = sum(one["1"] for one in values(comm, [100, 100])) / comm.size
     mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
     mean.add("1", mine["1"])
-    for _ in range(1000):
-        if all(comm.allgather(torch.allclose(mine["1"], expected, rtol=0, atol=1e-14))):
-            break
-        time.sleep(0.01)
-    else:
-        pytest.fail("it waits for the end")
+    wait_for(comm, mine["1"], expected)
     mean.add("0", mine["0"])
     mean.finish()
     torch.testing.assert_close(mine["1"], expected)
@@ -99,12 +103,7 @@ def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):
     mean.add("1", mine["1"], made - 1)
     mean.add("1", mine["1"], made)
     there = 30 * comm.size  # whole segments
-    for _ in range(1000):
-        if all(comm.allgather(torch.allclose(mine["1"][:there], means["1"][:there], rtol=0, atol=1e-14))):
-            break
-        time.sleep(0.01)
-    else:
-        pytest.fail("it waits for the end")
+    wait_for(comm, mine["1"][:there], means["1"][:there])
     mine["1"][made:] = later
     mean.add("1", mine["1"])
     mean.add("0", mine["0"])

@@ -84,11 +84,10 @@ NETWORKS = {
     "layers without normalisation": {"model__norm": "none", "model__bias": True},
     "blocks of a resnet": {
         "model__name": "resnet",
-        "model__blocks": [2, 1],
+        "model__blocks": [5, 1],
         "model__channels": [4, 6],
         "model__inner": [3, 4],
         "method__partition": ["blocks1"],
-        "method__min_blocks": 1,
     },
     "every round another deal": {"method__redeal": 1.0},
     "shares": {"method__shares": [1.0, 2.0, 1.5]},

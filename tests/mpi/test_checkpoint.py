@@ -22,8 +22,6 @@ from istmpi.hdf5 import CREATION
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
-pytestmark = pytest.mark.both
-
 NO_MPI = pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
 WRITING = ["direct", pytest.param("mpio", marks=NO_MPI)]
 UNEVEN = {"model__hidden": (13, 11), "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
@@ -33,6 +31,7 @@ def save(training, path, writer="direct", calibrated=False):
     commit(path, *training.state(calibrated), writer, training.communicator)
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("writer", WRITING)
 def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypatch, writer):
     monkeypatch.setattr("istmpi.checkpoint.writers._AT_ONCE", 100)
@@ -85,6 +84,7 @@ def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, 
         assert "-9, -6, -3, 0, 3, 6, 9" in dumped.stdout
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("writer", WRITING)
 def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tmp, writer):
     training, _ = trained(comm)
@@ -93,6 +93,7 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tm
     assert raised.value.everywhere
 
 
+@pytest.mark.both
 def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared_tmp, monkeypatch):
     training, _ = trained(comm)
     path = shared_tmp / "network.h5"
@@ -111,6 +112,7 @@ def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("writer", WRITING)
 def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_other(comm, shared_tmp, writer):
     settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 15}

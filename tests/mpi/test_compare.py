@@ -1,13 +1,12 @@
 """A comparison is fair: same initial network, same batches, evaluations off the clock; and one failure ends nothing."""
 
 import json
+import time
 import zlib
-from types import SimpleNamespace
 
 import pytest
 from small import small_run
 
-from istmpi.comm import clock
 from istmpi.data.batches import Batches
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DivergedError, StoppedError
@@ -17,12 +16,13 @@ from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.ist import IST
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
+from istmpi.training import comparison as comparisons
 from istmpi.training import loop as train
-from istmpi.training import progress, run_record
 from istmpi.training import run as whole_run
+from istmpi.training import run_record
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
-pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
+pytestmark = pytest.mark.ranks(only=[1, 2])
 """Nothing here depends on how many ranks there are, but for one and several."""
 NAMES = ("ist", "local-sgd", "data-parallel")
 
@@ -40,13 +40,12 @@ def compared(comm, shared_tmp):
 
 
 @pytest.fixture
-def rounds_take(monkeypatch):
+def rounds_take(comm, monkeypatch):
     """``rounds_take(seconds)``: on the clock of training a round takes so long, an evaluation a thousand times that."""
 
     def take(seconds):
         now = [0.0]
-        for module in (progress, clock):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(time, "perf_counter", lambda: now[0])
         _slower(monkeypatch, Method, "attempt", now, seconds)
         _slower(monkeypatch, Evaluator, "score", now, 1000 * seconds)
 
@@ -86,7 +85,7 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compar
         running.append((run.method.name, run.train.seed))
         return run_training(run, *arguments, **settings)
 
-    monkeypatch.setattr("istmpi.training.comparison.run_training", noted_run_training)
+    monkeypatch.setattr(comparisons, "run_training", noted_run_training)
     assert comparison.run_training() == {}
     assert running == [(name, seed) for seed in (5, 6) for name in NAMES], "in turns"
     for seed in (5, 6):
@@ -246,7 +245,7 @@ def test_a_finished_comparison_takes_on_methods_and_repeats(compared, monkeypatc
         trained.append(run.output.folder.rpartition("/")[2])
         return run_training(run, *arguments, **settings)
 
-    monkeypatch.setattr("istmpi.training.comparison.run_training", noted)
+    monkeypatch.setattr(comparisons, "run_training", noted)
     compared(["ist", "local-sgd"], repeats=2).run_training()
     assert trained == ["local-sgd-5", "ist-6", "local-sgd-6"]
 

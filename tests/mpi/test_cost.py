@@ -25,7 +25,6 @@ CASES = {
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
     "a part redealt": {"method__redeal": 0.3},
-    "as it is": {"method__differences": "full", "method__top_values": "full", "method__delay": 0},
     "outer momentum, adam carried": {
         "optimizer__name": "adam",
         "method__optimizer_state": "carry",
@@ -45,7 +44,6 @@ OUTER = ("local-sgd", "diloco", "streaming-diloco", "sparse-loco")
 OF_METHODS = [("ist", case) for case in CASES]
 OF_METHODS += [(method, case) for method in METHODS if method != "ist" for case in ("plain", "adam carried, float32")]
 OF_METHODS += [(method, "outer momentum, adam carried") for method in OUTER]
-OF_METHODS += [(method, "as it is") for method in ("streaming-diloco", "sparse-loco")]
 """What else IST can be is none of the other methods' settings."""
 
 

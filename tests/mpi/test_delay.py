@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from batches import plain
-from own_runs import DEEP
 from resuming import resumed, save, stop_at
-from small import assert_same_bits, own_run, small_run, trained, whole
+from small import assert_same_bits, small_run, trained, whole
 from torch.nn import functional
 
 from istmpi.comm import mpi
@@ -238,12 +237,6 @@ def test_what_does_not_stay_with_its_holders_cannot_leave_early(comm, changed, n
         Training(small_run(method__delay=1, **changed), comm)
     assert f"method.delay = 1 of ist does not go with {named}" in str(refused.value)
     assert refused.value.everywhere and "\n" not in str(refused.value)
-
-
-@pytest.mark.ranks(only=[2, 3])
-def test_blocks_that_several_ranks_hold_cannot_leave_early(comm):
-    with pytest.raises(ConfigError, match=r"blocks that several ranks hold \(method.min_blocks = 3\)"):
-        Training(own_run(**DEEP | {"method__min_blocks": 3, "method__delay": 1, "method__local_steps": 3}), comm)
 
 
 @pytest.mark.ranks(only=[1, 3])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from istmpi.comm import THREAD_LEVELS, handshake, thread_level
+from istmpi.comm import THREAD_LEVELS, thread_level
 from istmpi.doctor import mpi, storage
 
 pytestmark = pytest.mark.real
@@ -42,7 +42,3 @@ def test_a_folder_without_room_is_red(comm, shared_tmp, monkeypatch):
         monkeypatch.setattr(storage, "_write", full)
     (found,) = storage.write_test(comm, shared_tmp)
     assert found.state == "red" and "rank 0 cannot write (No space left on device)" in found.fact
-
-
-def test_all_ranks_hear_each_other(comm):
-    assert handshake(30) == []

@@ -6,8 +6,6 @@ from small import small_run, trained
 
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.real
-
 
 @pytest.mark.ranks(only=[2, 3])
 @pytest.mark.parametrize("method", ["ist", "fedavg"])

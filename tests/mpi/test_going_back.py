@@ -12,12 +12,14 @@ from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.config import Output, Train
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
+from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
-pytestmark = [pytest.mark.ranks(only=[1, 2]), pytest.mark.real]
+pytestmark = pytest.mark.ranks(only=[1, 2])
 """Nothing here depends on how many ranks there are, but for one and several."""
+ROUNDS = Training.rounds
 
 
 class Killed(Exception):
@@ -35,10 +37,9 @@ def trained(comm, shared_tmp, monkeypatch):
         ear = Listening()
         with monkeypatch.context() as patched:
             if killed_after is not None:
-                real = Training.rounds
 
                 def rounds_until_killed(training):
-                    for progress in real(training):
+                    for progress in ROUNDS(training):
                         if progress.round > killed_after:
                             raise Killed
                         yield progress
@@ -141,6 +142,27 @@ def test_a_damaged_file_never_costs_a_valid_one(comm, trained):
     assert names(trained.checkpoints)[0] == [10, 12, 14]
 
 
+def test_with_no_valid_checkpoint_left_nothing_is_overwritten_and_with_none_the_run_begins_anew(comm, trained):
+    trained(6, keep=10, killed_after=5)
+    assert names(trained.checkpoints) == ([2, 4], [])
+    comm.barrier()
+    if comm.rank == 0:
+        for path in trained.checkpoints.iterdir():
+            path.write_bytes(path.read_bytes()[:-100])
+    comm.barrier()
+    with pytest.raises(DataError, match="no checkpoint in it is valid") as refused:
+        trained(6)
+    assert refused.value.everywhere and len(RunFolder(trained.folder).metrics()) == 5
+    comm.barrier()
+    if comm.rank == 0:
+        for path in trained.checkpoints.iterdir():
+            path.unlink()
+    comm.barrier()
+    assert "resuming" not in trained(6)
+    assert [line["round"] for line in RunFolder(trained.folder).metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.real
 def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_tmp):
     """A system that has no threads left: their stacks find no room."""
     training = Training(small_run(train__rounds=3, checkpoint__keep=5), comm)

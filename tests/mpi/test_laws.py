@@ -12,11 +12,10 @@ from istmpi.engine.partition import Partition
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.both
-
 METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
 
 
+@pytest.mark.both
 @pytest.mark.ranks(min=2)
 def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monkeypatch):
     training = Training(small_run(), comm)
@@ -90,6 +89,7 @@ def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carr
     assert [one.bytes for one in progress] == expected
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("redeal", [1.0, 0.3])
 def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, redeal):
     """Weights that stay with their holders come home for an evaluation or a checkpoint, and stay all the same."""
@@ -148,6 +148,7 @@ def poisoned(batch):
     return replace(batch, inputs=tuple(x * np.nan for x in batch.inputs))
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("settings", [{}, {"method__share_every": 3, "model__bias": True}], ids=["", "seldom shared"])
 def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm, settings):
     expected, _ = trained(comm, train__rounds=2, **settings)

@@ -57,20 +57,11 @@ ATTENTION = {
         ("convolutional", CONVOLUTIONAL | {"optimizer__momentum": 0.5}, {"channels1": 7, "channels2": 5, "hidden": 6}),
         ("attention", ATTENTION, {"heads": 7, "hidden": 9}),
         ("resnet", RESNET, {"inner1": 5, "inner2": 7}),
-        ("resnet by blocks", DEEP | {"method__min_blocks": 1}, {"blocks2": 3}),
-        ("resnet by blocks", DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5}, {"blocks2": 3}),
-        ("resnet by both", BOTH | {"method__min_blocks": 1}, {"blocks2": 3, "inner2": 5}),
-        ("resnet by both", BOTH | {"method__min_blocks": 2}, {"blocks2": 3, "inner2": 5}),
-        (
-            "resnet by blocks",
-            DEEP | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 3},
-            {"blocks2": 3},
-        ),
-        (
-            "resnet by both",
-            BOTH | {"method__min_blocks": 1, "method__share_every": 2, "train__rounds": 5},
-            {"blocks2": 3, "inner2": 5},
-        ),
+        ("resnet by blocks", DEEP, {"blocks2": 4}),
+        ("resnet by blocks", DEEP | {"optimizer__momentum": 0.5}, {"blocks2": 4}),
+        ("resnet by both", BOTH, {"blocks2": 4, "inner2": 5}),
+        ("resnet by blocks", DEEP | {"method__share_every": 2, "train__rounds": 3}, {"blocks2": 4}),
+        ("resnet by both", BOTH | {"method__share_every": 2, "train__rounds": 5}, {"blocks2": 4, "inner2": 5}),
         ("attention", ATTENTION | {"train__rounds": 4}, {"heads": 7, "hidden": 9}),
         ("exits", RESNET | {"model__exits": [1], "train__exit_weights": [0.3, 1]}, {"inner1": 5, "inner2": 7}),
     ],
@@ -202,7 +193,7 @@ def exported(path):
 
 
 @pytest.mark.ranks(only=[1, 3])
-@pytest.mark.parametrize("settings", [RESNET, BOTH | {"method__min_blocks": 1}], ids=["channels", "blocks, too"])
+@pytest.mark.parametrize("settings", [RESNET, BOTH], ids=["channels", "blocks, too"])
 def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp, settings):
     path = shared_tmp / "network.h5"
     training, progress = own_trained(comm, **settings)

@@ -23,12 +23,12 @@ CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16,
     *((EXAMPLE, method, {}) for method in ("ist", "local-sgd", "data-parallel")),
     (EXAMPLE, "ist", {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.3}),
     (EXAMPLE, "ist", {"method__partition": ["hidden"], "method__outer_momentum": 0.5}),
-    ("resnet", "ist", DEEP | {"method__min_blocks": 1}),
-    ("resnet", "ist", DEEP | {"method__min_blocks": 1, "method__share_every": 2}),
+    ("resnet", "ist", DEEP),
+    ("resnet", "ist", DEEP | {"method__share_every": 2}),
     (EXAMPLE, "ist", {"method__share_every": 3, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
     (EXAMPLE, "ist", {"method__share_every": 2}),
     (EXAMPLE, "ist", {"method__partition": []}),
-    ("resnet", "ist", BOTH | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
+    ("resnet", "ist", BOTH | {"optimizer__momentum": 0.5, "method__optimizer_state": "carry"}),
 ])  # fmt: skip
 def test_predicted_bytes_are_the_counted_bytes(comm, network, method, changed):
     special = {"fedavg": {"method__fraction": 0.7, "train__batch": 400}, "codistillation": {"method__burn_in": 1}}

@@ -8,10 +8,12 @@ import pytest
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
 from small import small_run
 
-pytestmark = pytest.mark.both
+REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
+REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
+"""Cases for an MPI library, too: ways of a round that `test_simulated` has not."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.both] * (case in REAL)) for case in CASES])
 def test_nothing_has_changed(comm, shared_tmp, case):
     run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)

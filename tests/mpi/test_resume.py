@@ -253,8 +253,8 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     [{}, {"method__optimizer_state": "reset"}, {"method__share_every": 3, "train__rounds": 4}],
     ids=["", "reset", "seldom shared"],
 )
-def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, shared_tmp, changed):
-    run = DEEP | {"method__min_blocks": 2, "optimizer__momentum": 0.5, "method__optimizer_state": "carry", **changed}
+def test_a_round_of_blocks_goes_on_bit_for_bit(comm, shared_tmp, changed):
+    run = DEEP | {"optimizer__momentum": 0.5, "method__optimizer_state": "carry", **changed}
     expected, _ = own_trained(comm, **run)
     training = Training(own_run(**run), comm)
     stop_at(training, 1, 1)
@@ -267,7 +267,7 @@ def test_a_round_of_blocks_that_several_ranks_hold_goes_on_bit_for_bit(comm, sha
 
 
 def test_what_ranks_have_of_their_own_between_two_means_is_saved(comm, shared_tmp):
-    run = DEEP | {"method__min_blocks": 1, "method__share_every": 3, "train__rounds": 4}
+    run = DEEP | {"method__share_every": 3, "train__rounds": 4}
     expected, _ = own_trained(comm, **run)
     half = Training(own_run(**run | {"train__rounds": 2}), comm)
     list(half.rounds())

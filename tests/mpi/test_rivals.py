@@ -48,7 +48,7 @@ def bfloat16(value):
     return float(torch.tensor(value, dtype=torch.float32).to(torch.bfloat16))
 
 
-def largest_of_chunks(values, top, two_bits):
+def largest_of_chunks(values, top):
     """What a rank sends of a flat tensor, as a tensor with zeros elsewhere."""
     sent = np.zeros_like(values)
     for start in range(0, len(values), 4096):
@@ -61,19 +61,17 @@ def largest_of_chunks(values, top, two_bits):
         high = [one for one in magnitudes if one > mean]
         for i in chosen:
             group = high if abs(chunk[i]) > mean else low
-            level = bfloat16(sum(group) / len(group))
-            sent[start + i] = np.sign(chunk[i]) * level if two_bits else chunk[i]
+            sent[start + i] = np.sign(chunk[i]) * bfloat16(sum(group) / len(group))
     return sent
 
 
 # ---- streaming DiLoCo
 
 
-@pytest.mark.parametrize("differences", ["full", "float4"])
 @pytest.mark.parametrize("state", [{}, {"optimizer__momentum": 0.5, "optimizer__lr": 0.05}], ids=["plain", "momentum"])
-def test_streaming_diloco_is_what_its_authors_wrote(comm, differences, state):
+def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
     settings = {**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25}
-    training, _ = trained(comm, **settings, method__differences=differences)
+    training, _ = trained(comm, **settings)
     everyone, ranks = replicas(training.run, comm.size), comm.size
     common = {name: values.copy() for name, values in everyone[0].named().items()}
     velocity = {name: np.zeros_like(values) for name, values in common.items()}
@@ -86,7 +84,7 @@ def test_streaming_diloco_is_what_its_authors_wrote(comm, differences, state):
                 names = of_layers(common, layers)
                 if leaves == local_step + 1:
                     apart = [{name: one.named()[name] - common[name] for name in names} for one in everyone]
-                    on_its_way[layers] = mean_of(apart, differences == "float4")
+                    on_its_way[layers] = mean_of(apart)
                 if arrives == local_step + 1:
                     for name, change in on_its_way.pop(layers).items():
                         velocity[name] = 0.9 * velocity[name] + change
@@ -97,19 +95,17 @@ def test_streaming_diloco_is_what_its_authors_wrote(comm, differences, state):
         assert not on_its_way
     found = whole(training)
     for name in common:
-        np.testing.assert_allclose(found[name], common[name], rtol=0, atol=1e-6 if differences == "float4" else 1e-12)
+        np.testing.assert_allclose(found[name], common[name], rtol=0, atol=1e-6)
     for name, values in everyone[comm.rank].named().items():
         np.testing.assert_allclose(training.method.subnet.tensors[name].numpy(), values, rtol=0, atol=1e-6)
     assert ranks == 1 or not np.allclose(everyone[0].named()["labels.linear.bias"], common["labels.linear.bias"], 1e-4)
 
 
-def mean_of(apart, packed):
-    """The mean over ranks; packed, every P-th of all values side by side is quantised, and its mean once more.
+def mean_of(apart):
+    """The mean over ranks: every P-th of all values side by side is quantised, and its mean once more.
 
     The owner of a piece adds its own, and then those of the ranks before it, the nearest first.
     """
-    if not packed:
-        return {name: sum(one[name] for one in apart) / len(apart) for name in apart[0]}
     rows = [np.concatenate([one[name].ravel() for name in one]).astype(np.float32) for one in apart]
     pieces = []
     for rank in range(len(rows)):
@@ -122,20 +118,10 @@ def mean_of(apart, packed):
     return found
 
 
-def test_one_fragment_that_arrives_at_once_and_is_taken_over_is_diloco_bit_for_bit(comm):
-    settings = {"method__fragments": 1, "method__delay": 0, "method__mix": 0.0, "method__differences": "full"}
-    streamed, its = trained(comm, method__name="streaming-diloco", **settings)
-    diloco, progress = trained(comm, method__name="diloco")
-    assert_same_bits(whole(streamed), whole(diloco))
-    assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
-
-
-@pytest.mark.parametrize("differences", ["full", "float4"])
-def test_all_ranks_have_the_same_common_values_whoever_is_late(comm, differences):
+def test_all_ranks_have_the_same_common_values_whoever_is_late(comm):
     """Local values differ; the common ones are a function of the seed alone."""
-    settings = {**STREAM, "method__differences": differences}
-    expected, _ = trained(comm, **settings)
-    training = Training(small_run(**settings), comm)
+    expected, _ = trained(comm, **STREAM)
+    training = Training(small_run(**STREAM), comm)
     take, late = training.method.batch, comm.rank == comm.size - 1
 
     def batch(step):
@@ -151,9 +137,8 @@ def test_all_ranks_have_the_same_common_values_whoever_is_late(comm, differences
     assert len({*own}) == comm.size
 
 
-@pytest.mark.parametrize("differences", ["full", "float4"])
-def test_ranks_leave_together_when_a_fragment_has_arrived_and_resume_bit_for_bit(comm, shared_tmp, differences):
-    settings = {**STREAM, "method__differences": differences, "optimizer__momentum": 0.9, "optimizer__lr": 0.03}
+def test_ranks_leave_together_when_a_fragment_has_arrived_and_resume_bit_for_bit(comm, shared_tmp):
+    settings = {**STREAM, "optimizer__momentum": 0.9, "optimizer__lr": 0.03}
     expected, losses = trained(comm, **settings)
     training = Training(small_run(**settings), comm)
     if comm.rank == comm.size - 1:
@@ -168,12 +153,11 @@ def test_ranks_leave_together_when_a_fragment_has_arrived_and_resume_bit_for_bit
 # ---- SparseLoCo
 
 
-@pytest.mark.parametrize("values", ["2bit", "full"])
 @pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.6, "method__outer_momentum": 0.5}], ids=["1", "outer"])
-def test_sparse_loco_is_what_its_authors_wrote(comm, values, outer):
+def test_sparse_loco_is_what_its_authors_wrote(comm, outer):
     settings = {**PLAIN, **SPARSE, **outer, "model__hidden": [90, 60], "optimizer__momentum": 0.5}
     settings |= {"data__placement": "sharded", "method__top": 200, "optimizer__lr": 0.05}
-    training, _ = trained(comm, **settings, method__top_values=values)
+    training, _ = trained(comm, **settings)
     everyone = replicas(training.run, comm.size)
     common = {name: each.copy() for name, each in everyone[0].named().items()}
     errors = [{name: np.zeros(each.size) for name, each in common.items()} for _ in everyone]
@@ -187,7 +171,7 @@ def test_sparse_loco_is_what_its_authors_wrote(comm, values, outer):
             change = 0.0
             for one, error in zip(everyone, errors, strict=True):
                 error[name] = 0.95 * error[name] + (one.named()[name] - start).ravel()
-                sent = largest_of_chunks(error[name], 200, values == "2bit")
+                sent = largest_of_chunks(error[name], 200)
                 error[name] = error[name] - sent
                 change = change + sent.reshape(start.shape) / comm.size
             velocity[name] = momentum * velocity[name] + change

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 
 def short_limit(comm):
     """A deadline in seconds, of which ranks have half to answer."""
-    return comm.broadcast_from_root(min(patient(2.0), 15.0))
+    return comm.broadcast_from_root(min(patient(1.0), 15.0))
 
 
 def watched(comm, folder, said):

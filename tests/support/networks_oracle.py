@@ -34,7 +34,7 @@ class Oracle:
 
 
 def _deep_resnet(lengths):
-    return ResNet((1, 8, 8), 10, blocks=(1, 4), channels=(4, 6), inner=(3, lengths.get("inner2", 5)))
+    return ResNet((1, 8, 8), 10, blocks=(1, 5), channels=(4, 6), inner=(3, lengths.get("inner2", 5)))
 
 
 def _resnet(lengths, exits=()):
@@ -120,7 +120,7 @@ ORACLES = {
             "stem.weight": (None,) * 4,
             **_block("sections.0.0", None),
             **_block("sections.1.0", None, shortcut=True),
-            **{key: axes for place in (1, 2, 3) for key, axes in _block(f"sections.1.{place}", None).items()},
+            **{key: axes for place in (1, 2, 3, 4) for key, axes in _block(f"sections.1.{place}", None).items()},
             "norm.weight": (None,),
             "norm.bias": (None,),
             "outputs.weight": (None, None),
@@ -128,7 +128,7 @@ ORACLES = {
         },
         {},
         # The first block of the section halves the image: every rank has it.
-        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3)]},
+        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
     ),
     "resnet by both": Oracle(
         _deep_resnet,
@@ -136,14 +136,14 @@ ORACLES = {
             "stem.weight": (None,) * 4,
             **_block("sections.0.0", None),
             **_block("sections.1.0", "inner2", shortcut=True),
-            **{key: axes for place in (1, 2, 3) for key, axes in _block(f"sections.1.{place}", "inner2").items()},
+            **{key: axes for place in (1, 2, 3, 4) for key, axes in _block(f"sections.1.{place}", "inner2").items()},
             "norm.weight": (None,),
             "norm.bias": (None,),
             "outputs.weight": (None, None),
             "outputs.bias": (None,),
         },
-        {f"sections.1.{place}.convolutions.1": "inner2" for place in range(4)},
-        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3)]},
+        {f"sections.1.{place}.convolutions.1": "inner2" for place in range(5)},
+        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
     ),
 }
 ORACLES["exits"] = Oracle(
@@ -176,8 +176,7 @@ def train(oracle, lengths, run, weights, ranks):
     everybodys = [name for name in weights if _is_everybodys(oracle, name)]
     own = [{name: weights[name].clone() for name in everybodys} for _ in range(ranks)]
     for round in range(run.train.rounds):
-        least = dict.fromkeys(oracle.blocks, run.method.min_blocks)
-        deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, 1.0, least)
+        deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round)
         total = {name: torch.zeros_like(values) for name, values in weights.items()}
         count = {name: torch.zeros_like(values) for name, values in weights.items()}
         of_round = []
@@ -234,13 +233,12 @@ def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
     counts = {name: len(units) for name, units in held.items()}
     narrow = oracle.make(counts).double().train()
     for group, paths in oracle.blocks.items():
-        share = max(1 / ranks, run.method.min_blocks / len(paths))
         for number, path in enumerate(paths):
             holder, _, place = path.rpartition(".")
             if number not in held[group]:
                 narrow.get_submodule(holder)[int(place)] = torch.nn.Identity()
             else:
-                factor = share * len(paths) / counts[group]
+                factor = len(paths) / ranks / counts[group]
                 narrow.get_submodule(f"{path}.{oracle.end}").register_forward_hook(
                     lambda _, __, output, factor=factor: output * factor
                 )

@@ -26,7 +26,7 @@ RESNET = {
 }
 DEEP = {
     "model__name": "resnet",
-    **{f"model__{name}": value for name, value in {"blocks": [1, 4], "channels": [4, 6], "inner": [3, 5]}.items()},
+    **{f"model__{name}": value for name, value in {"blocks": [1, 5], "channels": [4, 6], "inner": [3, 5]}.items()},
     "method__partition": ["blocks2"],
     "train__rounds": 2,
 }

@@ -7,7 +7,7 @@ import json
 
 import graphs
 import sparse_rows
-from own_runs import BOTH, CONVOLUTIONAL, DEEP, RESNET
+from own_runs import CONVOLUTIONAL, DEEP, RESNET
 from small import SETTINGS
 
 from istmpi.data.prepare import prepare
@@ -79,8 +79,7 @@ OTHERS = {
     "a convolutional network": CONVOLUTIONAL,
     "resnet, growing images": RESNET | GROWING,
     "resnet by channels": RESNET,
-    "resnet by blocks": DEEP | {"model__blocks": [1, 5]},
-    "resnet by blocks and channels, two blocks at least": BOTH | {"method__min_blocks": 2},
+    "resnet by blocks": DEEP,
     "a transformer": TRANSFORMER,
     "a transformer, a tenth redealt": TRANSFORMER | {"method__redeal": 0.1},
     "xc": XC,

@@ -49,14 +49,13 @@ def test_zeros_stay_and_what_is_not_finite_is_seen():
 
 
 @pytest.mark.parametrize("top", [1, 64, 1000, 4096])
-@pytest.mark.parametrize("two_bits", [True, False])
-def test_the_largest_of_each_chunk_are_sent(top, two_bits):
+def test_the_largest_of_each_chunk_are_sent(top):
     sizes = (5000, 10, 4096, 3, 8192)
     generator = np.random.default_rng(top)
     tensors = [torch.from_numpy(generator.normal(size=size).astype(np.float32)) for size in sizes]
-    codec = TopK(top, two_bits, sizes)
+    codec = TopK(top, sizes)
     packed = codec.encode(tensors)
-    assert len(packed) == top_k_bytes(top, sizes, None if two_bits else 4)
+    assert len(packed) == top_k_bytes(top, sizes)
     places, values = codec.decode(packed, torch.float32)
     flat, expected = torch.cat(tensors), {}
     first = 0
@@ -71,27 +70,19 @@ def test_the_largest_of_each_chunk_are_sent(top, two_bits):
             }
             for i in chosen:
                 group = groups[abs(chunk[i]) > mean]
-                level = math.copysign(sum(group) / len(group), chunk[i])
-                expected[first + start + i] = level if two_bits else chunk[i]
+                expected[first + start + i] = math.copysign(sum(group) / len(group), chunk[i])
         first += len(tensor)
     assert places.tolist() == list(expected)
     # A bfloat16 has eight bits.
-    np.testing.assert_allclose(values, list(expected.values()), rtol=2**-8 if two_bits else 0)
+    np.testing.assert_allclose(values, list(expected.values()), rtol=2**-8)
     assert torch.equal(flat[places].sign(), values.sign())
 
 
 def test_of_equals_the_first_are_sent_and_zeros_stay_zeros():
-    codec = TopK(4, True, (4096,))
+    codec = TopK(4, (4096,))
     places, values = codec.decode(codec.encode([torch.ones(4096)]), torch.float32)
     assert places.tolist() == [0, 1, 2, 3] and values.tolist() == [1.0] * 4
     sparse = torch.zeros(4096)
     sparse[100] = -2.0
     places, values = codec.decode(codec.encode([sparse]), torch.float32)
     assert dict(zip(places.tolist(), values.tolist())) == {0: 0.0, 1: 0.0, 2: 0.0, 100: -2.0}
-
-
-def test_values_that_are_sent_as_they_are_keep_their_dtype():
-    values = torch.from_numpy(np.random.default_rng(0).normal(size=4096))
-    codec = TopK(4096, False, (4096,))
-    places, found = codec.decode(codec.encode([values]), torch.float64)
-    assert torch.equal(places, torch.arange(4096)) and torch.equal(found, values)

@@ -190,38 +190,3 @@ def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, t
     size = prod(pattern.shape(lengths))
     assert held * ranks ** (pattern.dealt(deal.units) - 1) == size
     assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
-
-
-@given(ranks=st.integers(1, 7), length=st.integers(1, 12), least=st.integers(0, 14), round=st.integers(0, 3))
-def test_every_rank_holds_so_many_units_at_least_and_all_hold_all(ranks, length, least, round):
-    if length < ranks and not least:
-        with pytest.raises(ConfigError, match="every rank needs at least one"):
-            Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round)
-        return
-    deal = Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round, least={"blocks": least})
-    parts = deal.units["blocks"]
-    counts = np.bincount(np.concatenate(parts), minlength=length)
-    assert counts.min() >= 1, "every unit is held by some rank"
-    assert all(len(part) >= min(least, length) and len({*part}) == len(part) for part in parts)
-    assert counts.max() == deal.copies(frozenset(["blocks"]))
-    if min(least, length) <= length // ranks:
-        plain = Partition.draw({"blocks": length}, ["blocks"], ranks, 3, round)
-        assert all(np.array_equal(one, other) for one, other in zip(parts, plain.units["blocks"]))
-        assert not deal.overlapping and deal.alike(frozenset(["blocks"])) and deal.copies(frozenset(["blocks"])) == 1
-    elif ranks > 1:
-        assert {len(part) for part in parts} == {min(least, length)}
-        assert counts.max() - counts.min() <= 1, "none has many more holders than another"
-        assert deal.overlapping == {"blocks"} and not deal.alike(frozenset(["blocks"]))
-
-
-def test_units_that_overlap_are_others_in_every_round():
-    deals = [Partition.draw({"blocks": 5}, ["blocks"], 4, 3, round, least={"blocks": 2}) for round in range(40)]
-    pairs = {tuple(deal.units["blocks"][rank].tolist()) for deal in deals for rank in range(4)}
-    assert len(pairs) == 10, "all pairs of five blocks"
-    together = [len({*deal.units["blocks"][0]} & {*deal.units["blocks"][1]}) for deal in deals]
-    assert {0, 1} >= {*together}
-
-
-def test_shares_do_not_go_with_units_that_overlap():
-    with pytest.raises(ConfigError, match=r"shares \[1.0, 2.0\] do not go with at least 4 units of hidden1"):
-        Partition.draw({"hidden1": 5}, ["hidden1"], 2, 0, 0, [1.0, 2.0], least={"hidden1": 4})

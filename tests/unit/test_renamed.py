@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from istmpi import renamed
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.renamed import RenamedWarning
@@ -34,6 +35,15 @@ def test_a_run_file_may_have_the_old_name_but_not_both(tmp_path):
     path.write_text("[method]\nresample = 0.25\nredeal = 0.25\n")
     with pytest.raises(ConfigError, match="mine.toml: method.resample is the old name of method.redeal"):
         Run.load(str(path))
+
+
+@pytest.mark.parametrize("name, default", renamed.GONE.items())
+def test_a_setting_that_is_gone_may_have_its_default_alone(name, default):
+    assert Run().override({name: default}) == Run()
+    section, key = name.split(".")
+    assert Run.from_tree({section: {key: default}}, "run.toml") == Run()
+    with pytest.raises(ConfigError, match=rf"^run.toml: {name} = 7 no longer exists. Leave it out.$"):
+        Run.from_tree({section: {key: 7}}, "run.toml")
 
 
 def test_what_programs_wrote_is_read_in_silence():

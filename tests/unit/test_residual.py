@@ -114,28 +114,20 @@ def test_blocks_and_their_widths_are_scaled_where_they_multiply_by_hand():
     assert {*network.table.folded.values()} == {("width",)}
 
 
-@pytest.mark.parametrize("ranks, least, share", [(2, 0, 1 / 2), (4, 2, 2 / 3), (2, 1, 1 / 2), (4, 3, 1)])
-def test_what_ranks_hold_of_blocks(ranks, least, share):
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_ranks_hold_of_blocks(ranks):
     """Three of four blocks are dealt out: a rank holds its share of their weights, expected over deals."""
     network = ready("resnet", IMAGE, blocks=[1, 4], channels=[4, 6], inner=[3, 5])
-    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"], "method.min_blocks": least})
+    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
     plan = cost(run, network, ranks)
     dealt = sum(one.size(network.lengths) for one in network.parameters.values() if one.pattern.names & {"blocks2"})
     everybody = plan.held.network_elements - dealt
-    assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + share * dealt)
+    assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + dealt / ranks)
     network.require_usable({**network.lengths, "blocks2": 1, "blocks2[0]": 0, "blocks2[1]": 1, "blocks2[2]": 0})
 
 
-def test_more_blocks_on_each_rank_than_there_are_are_refused():
-    network = ready("resnet", IMAGE, **SMALL)
-    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"], "method.min_blocks": 3})
-    with pytest.raises(ConfigError, match=r"^method.min_blocks = 3, but blocks2 has only 2 .* Give at most 2\.$"):
-        cost(run, network, 2)
-
-
-def test_more_ranks_than_blocks_need_an_overlap():
+def test_more_ranks_than_blocks_are_refused():
     network = ready("resnet", IMAGE, **SMALL)
     run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
-    with pytest.raises(ConfigError, match="blocks2 has 2 blocks, but the run has 4 ranks; .* or set min_blocks"):
+    with pytest.raises(ConfigError, match="blocks2 has 2 units, but the run has 4 ranks; .* or widen blocks2"):
         cost(run, network, 4)
-    assert cost(run.override({"method.min_blocks": 1}), network, 4).held.overlapping

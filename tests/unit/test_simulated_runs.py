@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from replay_cases import MLP
 from replaying import RECORD, arithmetic, replayed, run_of
-from small import small_run
+from small import Listening, small_run
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.errors import ConfigError
+from istmpi.record import SUMMARY, RunFolder
 from istmpi.simulated import KINDS, Faults, Kill, simulate
 from istmpi.simulated import schedules as simulation
 from istmpi.simulated.schedules import Reached, Schedules, simulated_training
@@ -154,3 +155,22 @@ def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path
         code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
         assert code == 2
         assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which prints only findings.")
+
+
+def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_path, monkeypatch):
+    folder, write = RunFolder(tmp_path / "run"), RunFolder.write
+    run = small_run(output__folder=str(folder.path))
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write", lambda *of: 1 / 0 if of[1] == SUMMARY else write(*of))
+        assert isinstance(simulated_training(run, 2, Faults()).ended, ZeroDivisionError)
+    files = [folder.path / "network.h5", folder.path / "metrics.jsonl"]
+    before = [file.read_bytes() for file in files]
+    assert not (folder.path / SUMMARY).exists()
+    for ranks in 1, 2:
+        ear = Listening()
+        simulated_training(run, ranks, Faults(), ear, "auto").require()
+        assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
+        assert [file.read_bytes() for file in files] == before
+    last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
+    assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
+    assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]

@@ -11,7 +11,7 @@ from sparse_rows import write as write_rows
 
 from istmpi.config import Data
 from istmpi.data.graph.split import batched
-from istmpi.data.holdout import divided
+from istmpi.data.holdout import split_indices
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.data.text.split import TextSplit
 from istmpi.errors import ConfigError
@@ -21,20 +21,20 @@ from istmpi.training.best import Best
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.93])
 def test_examples_are_divided_by_seed_each_class_alike(fraction):
     labels = np.repeat([0, 1, 2], [500, 30, 170])
-    train, validation = divided(700, fraction, 3, labels)
+    train, validation = split_indices(700, fraction, 3, labels)
     assert sorted([*train, *validation]) == list(range(700))
     assert len(validation) == round(700 * fraction)
     assert (np.diff(train) > 0).all() and (np.diff(validation) > 0).all()
     for label, count in enumerate((500, 30, 170)):
         assert abs((labels[validation] == label).sum() - count * fraction) <= 1
-    assert validation.tolist() == divided(700, fraction, 3, labels)[1].tolist()
-    assert validation.tolist() != divided(700, fraction, 4, labels)[1].tolist()
+    assert validation.tolist() == split_indices(700, fraction, 3, labels)[1].tolist()
+    assert validation.tolist() != split_indices(700, fraction, 4, labels)[1].tolist()
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_a_part_without_examples_is_refused(fraction):
     with pytest.raises(ConfigError, match=r"data.validation = 0.\d+ of 100 training examples is \d+; both parts need"):
-        divided(100, fraction, 0)
+        split_indices(100, fraction, 0)
 
 
 def test_images_are_divided_and_keep_what_is_done_with_them():
@@ -60,10 +60,10 @@ PARTS = (("train", 1150), ("validation", 287))
 def test_sparse_rows_are_divided(tmp_path):
     write_rows(tmp_path / "rows.h5", train=40)
     split = open_dataset(str(tmp_path / "rows.h5")).train
-    train, validation = split.divided(0.25, 1)
+    train, validation = split.hold_out(0.25, 1)
     assert (len(train), len(validation)) == (30, 10)
     assert (train.label_counts(LABELS) + validation.label_counts(LABELS) == split.label_counts(LABELS)).all()
-    rest, more = train.divided(0.5, 1)
+    rest, more = train.hold_out(0.5, 1)
     for part in (rest, more):
         for n in range(15):
             mine = part.batch(np.array([n]))
@@ -80,7 +80,7 @@ def test_of_text_the_end_is_held_out_and_no_window_of_training_reaches_it():
     tokens = np.arange(103, dtype=np.uint8)
     told = []
     split = TextSplit(tokens, 5, lambda starts, length: told.append((starts.tolist(), length)))
-    train, validation = split.divided(0.2, 9)
+    train, validation = split.hold_out(0.2, 9)
     assert [*train.tokens, *validation.tokens] == tokens.tolist()
     assert (len(train), len(validation)) == (16, 4)
     drawn = [train.batch(np.arange(16), key) for key in range(50)]
@@ -89,7 +89,7 @@ def test_of_text_the_end_is_held_out_and_no_window_of_training_reaches_it():
     assert validation.batch(np.array([1])).inputs[0].tolist() == [[87, 88, 89, 90, 91]]
     assert told == [([87], 6)]
     with pytest.raises(ConfigError, match="data.validation = 0.04 of 103 tokens leaves 19 windows of 5 for training"):
-        split.divided(0.04, 9)
+        split.hold_out(0.04, 9)
 
 
 def test_nodes_of_a_graph_are_divided_and_its_edges_are_not(tmp_path):

@@ -52,7 +52,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
         splits[split] = OwnSplit(dataset, f"{source}: {split}", collate, takes)
     if test.is_drawn(source, "test" in splits):
         whole, name = splits["train"], f"{source}: test"
-        train, held = test.divided(len(whole))
+        train, held = test.indices(len(whole))
         splits |= {"train": replace(whole, chosen=train), "test": replace(whole, chosen=held, name=name)}
     splits["train"].ahead = ahead
     batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))

@@ -113,7 +113,7 @@ def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit)
         return arrays  # `split_arrays` refuses them
     x, y = (arrays[name] for name in names)
     arrays = {name: array for name, array in arrays.items() if name not in names}
-    train, rows = test.divided(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
+    train, rows = test.indices(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
     return arrays | {"x_train": x[train], "y_train": y[train], "x_test": x[rows], "y_test": y[rows]}
 
 

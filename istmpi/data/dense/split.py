@@ -96,8 +96,8 @@ class DenseSplit(Split):
     def labels(self) -> np.ndarray:
         return self.y if self.chosen is None else self.y[self.chosen]
 
-    def divided(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        return super().divided(fraction, seed, self.labels() if self.y.ndim == 1 else None)
+    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
+        return super().hold_out(fraction, seed, self.labels() if self.y.ndim == 1 else None)
 
     def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
         if normalisation is None:

@@ -17,7 +17,7 @@ import numpy as np
 from istmpi import rng
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split, checksum_of, sample_of
-from istmpi.data.holdout import divided
+from istmpi.data.holdout import split_indices
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import ConfigError
 from istmpi.tasks import OFF, TASKS
@@ -125,9 +125,9 @@ class GraphSplit(Split):
             return len(self.graph.members)
         return 1 if self.how == "full" else len(self.nodes)
 
-    def divided(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
+    def hold_out(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
         labels = self.graph.labels[self.nodes]
-        parts = divided(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
+        parts = split_indices(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
         train, validation = (self.nodes[part] for part in parts)
         return replace(self, nodes=train), GraphSplit(self.graph, validation)
 

@@ -57,7 +57,7 @@ class TextSplit(Split):
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
-    def divided(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
+    def hold_out(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
         """Return the beginning and the end of the stream; the seed has no effect."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
