@@ -110,8 +110,8 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round. In the first
-    case, the store gets the mean of the ranks' optimizer states.
+    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed: then the store
+    gets the mean of the ranks' optimizer states.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
@@ -132,16 +132,13 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
 
 
 def _take_means(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    """Fill the store's slots of which each saved rank had its own values with the mean of these."""
+    ranks = checkpoint.header.ranks
     for name, tensor in checkpoint.own.items():
         if isinstance(name, Slot) and name in store.tensors:
-            length, values = tensor.shape[0] // checkpoint.header.ranks, store.tensors[name]
-            rows, saved = store.owners.rows(length, store.rank), torch.empty_like(values)
-            total = torch.zeros_like(values, dtype=torch.float64)
-            for first in range(rows.start, tensor.shape[0], length):
-                tensor.read_bytes(first, first + len(rows), _bytes(saved).reshape(-1))
-                total += saved
-            values.copy_(total / checkpoint.header.ranks)
+            length = tensor.shape[0] // ranks
+            rows = store.owners.rows(length, store.rank)
+            parts = (tensor.rows(at + rows.start, at + rows.stop) for at in range(0, tensor.shape[0], length))
+            store.tensors[name].copy_(torch.from_numpy(sum(parts) / ranks))
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:

@@ -14,7 +14,7 @@ _SPIN_POLLS = 20
 """Polls in vain before a rank yields its core at all."""
 _LONG = 1.0
 in_long_waits: Callable[[], None] | None = None
-"""A function that a wait calls after every `_LONG` seconds in vain (`istmpi.comm.leaving`)."""
+"""Waits call this function after every `_LONG` seconds in vain."""
 
 
 class Backoff:

@@ -19,13 +19,11 @@ PASSED_ON = 0.5
 GRACE = 3.0
 """Seconds that a rank waits at the end of its script for the others, before it ends them or asks them to answer."""
 _LEFT, _WAITS = 1, 2
-"""Tags: the calls that a rank at its script's end has reached; the answer of a rank that waits for it in another."""
+"""Tags: a rank at its script's end sends the calls that it reached; a rank that waits for it in another one answers."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
 _worlds: list[Whereabouts] = []
-_left: dict[int, list[dict[str, int]]] = {}
-"""Ranks at the end of their scripts, with the numbers of calls that they reached in each of `_worlds`."""
 
 
 def final_barrier() -> None:
@@ -73,7 +71,7 @@ def end_with_this_script(communicator: Communicator) -> None:
     sys.excepthook = failed
     sys.exit = builtins.exit = builtins.quit = exit
     everyone = communicator.duplicate()
-    backoff.in_long_waits = partial(_answer, everyone)
+    backoff.in_long_waits = partial(_answer, everyone, {})
     atexit.register(_end, everyone)
 
 
@@ -82,16 +80,15 @@ def _note(code: int, message: str = "") -> None:
     _exit_code, _message = code, message
 
 
-def _answer(everyone: Communicator) -> None:
-    """Answer a rank at the end of its script if this rank waits for it in a call that it has not reached."""
-    status = mpi.library_here().Status()
-    while message := everyone.mpi.improbe(tag=_LEFT, status=status):
-        _left[status.source] = message.recv()
-    for rank, worlds in sorted(_left.items()):
-        for where, arrivals in zip(_worlds, worlds):
+def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> None:
+    while message := everyone.mpi.improbe(tag=_LEFT):
+        left |= message.recv()
+    for rank, reached in sorted(left.items()):
+        for where, arrivals in zip(_worlds, reached):
             for wait in list(where.waiting.values()):
                 if rank in wait.ranks and not wait.for_itself and arrivals.get(wait.group, 0) < wait.number:
-                    everyone.mpi.send(wait.call, rank, _WAITS)
+                    text = f"rank {rank} ended its program while rank {everyone.rank} waits for it in {wait.call}."
+                    everyone.mpi.send(f"{text} End the program on all ranks, or raise an error.", rank, _WAITS)
                     return
 
 
@@ -99,33 +96,24 @@ def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
     backoff.in_long_waits = None
-    all_here, pause, asked = everyone.mpi.Ibarrier(), backoff.Backoff(), []
-    others = [rank for rank in everyone.ranks if rank != everyone.rank]
-    deadline, status = time.monotonic() + GRACE, mpi.library_here().Status()
+    all_here, pause, sent = everyone.mpi.Ibarrier(), backoff.Backoff(), []
+    deadline = time.monotonic() + GRACE
     while not all_here.Test():
-        late = time.monotonic() > deadline
-        if _exit_code and late:
-            if _message:
-                print(_message, file=sys.stderr)
-                time.sleep(PASSED_ON)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            abort_at_exit(_exit_code)
-            return
-        if late and not asked:
-            reached = [dict(where.arrivals) for where in _worlds]
-            asked = [everyone.mpi.isend(reached, rank, _LEFT) for rank in others]
-        if answer := everyone.mpi.improbe(tag=_WAITS, status=status):
-            text = f"rank {everyone.rank} ended its program while rank {status.source} waits for it in {answer.recv()}."
-            _note(1, f"istmpi: {text} End the program on all ranks, or raise an error.")
+        if time.monotonic() > deadline:
+            if _exit_code:
+                if _message:
+                    print(_message, file=sys.stderr)
+                    time.sleep(PASSED_ON)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                abort_at_exit(_exit_code)
+                return
+            reached = {everyone.rank: [where.arrivals for where in _worlds]}
+            sent = sent or [everyone.mpi.isend(reached, rank, _LEFT) for rank in everyone.ranks]
+            if answer := everyone.mpi.improbe(tag=_WAITS):
+                _note(1, f"istmpi: {answer.recv()}")
         pause.wait_unless(False)
-    reports = everyone.mpi.allgather((_message, bool(asked)))
-    for rank in others:
-        if reports[rank][1] and rank not in _left:
-            everyone.mpi.recv(source=rank, tag=_LEFT)
-    for request in asked:
-        request.wait()
-    for message in dict.fromkeys(message for message, _ in reports if message and everyone.rank == 0):
+    for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
         print(message, file=sys.stderr)
     if _message and _exit_code > 1:  # Python itself ends with 1 after any exception
         sys.stdout.flush()

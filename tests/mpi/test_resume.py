@@ -178,7 +178,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     with open_checkpoint(path) as checkpoint:
         own = {name: tensor.rows() for name, tensor in checkpoint.own.items() if name in saved and "/" in name}
     for name, values in own.items():  # of the ranks' optimizer states it is their mean
-        saved[name] = values.reshape(comm.size, *saved[name].shape).mean(0, np.float64).astype(values.dtype)
+        saved[name] = sum(np.split(values, comm.size)) / comm.size
     assert all(values.any() for name, values in saved.items() if name.endswith("/momentum_buffer"))
     for ranks in {comm.size - 1, 1}:
         some = Communicator(comm.mpi.Split(comm.rank < ranks))
