@@ -12,9 +12,8 @@ LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
 """Polls in vain before a rank yields its core at all."""
-_LONG = 1.0
-in_long_waits: Callable[[], None] | None = None
-"""Waits call this function after every `_LONG` seconds in vain."""
+in_waits: Callable[[], None] | None = None
+"""Waits of more than `YIELDING` seconds call this function before every sleep."""
 
 
 class Backoff:
@@ -22,7 +21,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self._idle = 0
-        self._since = self._long = 0.0
+        self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
         """Pause after a poll without ``progress``: the first times not at all, then longer and longer."""
@@ -33,12 +32,11 @@ class Backoff:
         elif self._idle > _SPIN_POLLS:
             now = time.perf_counter()
             if self._idle == _SPIN_POLLS + 1:
-                self._since, self._long = now, _LONG
+                self._since = now
             waited = now - self._since
             if waited < YIELDING:
                 os.sched_yield()
             else:
-                if waited > self._long and in_long_waits:
-                    self._long = waited + _LONG
-                    in_long_waits()
+                if in_waits:
+                    in_waits()
                 time.sleep(min(waited / 8, LONGEST_SLEEP))

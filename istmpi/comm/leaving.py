@@ -71,7 +71,7 @@ def end_with_this_script(communicator: Communicator) -> None:
     sys.excepthook = failed
     sys.exit = builtins.exit = builtins.quit = exit
     everyone = communicator.duplicate()
-    backoff.in_long_waits = partial(_answer, everyone, {})
+    backoff.in_waits = partial(_answer, everyone, {})
     atexit.register(_end, everyone)
 
 
@@ -95,7 +95,7 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
 def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
-    backoff.in_long_waits = None
+    backoff.in_waits = None
     all_here, pause, sent = everyone.mpi.Ibarrier(), backoff.Backoff(), []
     deadline = time.monotonic() + GRACE
     while not all_here.Test():

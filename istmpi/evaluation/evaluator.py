@@ -252,8 +252,8 @@ class Evaluator:
     def fitted_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
 
-        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local. On many
-        ranks each has an example, or two if there are batch normalisations; examples are repeated if they are too few.
+        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local. Every
+        rank has at least one, or two with batch normalisations; some are then repeated.
         """
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
