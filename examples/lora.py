@@ -75,5 +75,5 @@ if __name__ == "__main__":
         for tokens in round.take(training):
             round.step(round.module(tokens, tokens).loss)
         if round.number % 10 == 0:
-            job.evaluate(lambda module, tokens: module(tokens, tokens).loss, test, name="nats")
+            job.evaluate(lambda module, tokens: module(tokens, tokens).loss, test, name="nats", higher_is_better=False)
     job.export(f"runs/lora-{method}-{rank}/network.pt")

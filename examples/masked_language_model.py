@@ -75,5 +75,5 @@ if __name__ == "__main__":
         for batch in round.take(training):
             round.step(round.module(**batch).loss)
         if round.number % 10 == 0:
-            job.evaluate(nats, test, name="nats")
+            job.evaluate(nats, test, name="nats", higher_is_better=False)
     job.export(f"{folder}/network.pt")

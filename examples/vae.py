@@ -70,5 +70,5 @@ if __name__ == "__main__":
             reconstruction, divergence = parts(round.module, batch)
             round.step(reconstruction + divergence)
         if round.number % 10 == 0:
-            job.evaluate(lambda module, batch: sum(parts(module, batch)), test, name="nats")
+            job.evaluate(lambda module, batch: sum(parts(module, batch)), test, name="nats", higher_is_better=False)
     job.export(f"{folder}/network.pt")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +52,15 @@ def short(error: BaseException) -> str:
     """Return an exception's class and the beginning of its text, in one line."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def raised_in(error: BaseException) -> str:
+    """Return a sentence that names the last line of the user's code in a traceback; empty if it has none."""
+    libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(libraries) and "-packages" not in frame.filename:
+            return f" It is raised in {frame.filename}, line {frame.lineno}."
+    return ""
 
 
 def _module_of_file(path: Path, given: str) -> ModuleType:

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import settings
 from patience import patience
 
-# What is proved of networks is remembered for this process, and what it starts, alone. Matplotlib keeps its own folder,
-# which takes seconds to make.
-# Processes that share the tests make theirs within that of the one that started them, which removes it.
+# What is proved of networks is remembered for this process, and those that it starts, alone. Matplotlib keeps its own
+# folder, which takes seconds to make.
+# Processes that share the tests make their folders within that of the one that started them, which removes it.
 _STARTED = "PYTEST_XDIST_WORKER" in os.environ
 _CACHE = tempfile.mkdtemp(prefix="istmpi-tests-", dir=os.environ["XDG_CACHE_HOME"] if _STARTED else None)
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 _HOME = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 os.environ.setdefault("MPLCONFIGDIR", os.path.join(_HOME, "matplotlib"))
-os.environ["XDG_CACHE_HOME"] = _CACHE
+if not _STARTED:
+    os.environ["XDG_CACHE_HOME"] = _CACHE
 
 # Each process has its own root for `tmp_path`: pytest removes old folders of a shared root, and two ranks that remove
 # the same one both fail.

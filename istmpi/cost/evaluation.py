@@ -101,25 +101,21 @@ def evaluation_plan(
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
-    if architecture.stages:
-        # Rows stay with their owners, also on one rank, as in the recorded replay.
-        sharded = {name for names in architecture.leaves.values() for name in names}
-    else:
-        kept = [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes and not local]
-        everything = sum(sizes.values())
-        if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
-            kept = []
-        gathered = everything - sum(weights.nbytes for weights in kept)
+    kept = [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes and not local]
+    everything = sum(sizes.values())
+    if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
+        kept = []
+    gathered = everything - sum(weights.nbytes for weights in kept)
 
-        def price(weights: Weights) -> tuple[Number, str]:
-            return -weights.nbytes if local else Fraction(weights.sharded, weights.nbytes), weights.names[0]
+    def price(weights: Weights) -> tuple[Number, str]:
+        return -weights.nbytes if local else Fraction(weights.sharded, weights.nbytes), weights.names[0]
 
-        for weights in sorted((weights for weights in choices if weights not in kept), key=price):
-            if gathered <= room:
-                break
-            kept.append(weights)
-            gathered -= weights.nbytes
-        sharded = {name for weights in kept for name in weights.names}
+    for weights in sorted((weights for weights in choices if weights not in kept), key=price):
+        if gathered <= room:
+            break
+        kept.append(weights)
+        gathered -= weights.nbytes
+    sharded = {name for weights in kept for name in weights.names}
     whole = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
     sent = (ranks - 1) * whole
     if sharded and not local:
@@ -168,7 +164,7 @@ def _choices(
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
-        if rows >= ranks or architecture.stages:
+        if rows >= ranks:
             if spread and paths == [architecture.head]:
                 sharded = ranks * (ranks - 1) * sum(passes[1:]) * PART
             else:

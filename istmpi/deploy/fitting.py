@@ -18,7 +18,7 @@ from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
-from istmpi.names import SHIPPED, class_of, is_own
+from istmpi.names import class_of, is_own
 from istmpi.tasks import OWN
 
 
@@ -33,10 +33,9 @@ def runnable(
     Raises DataError if the class is needed and not given. Raises ConfigError if the class makes another network.
     """
     network, header = checkpoint.architecture, checkpoint.header
-    if not is_own(header.run.model.name) and model is not None:
+    if model is not None and not is_own(network.name):
         raise ConfigError(f"--model {model}: the network in {checkpoint.path} is built in; leave --model out.")
-    model = model or SHIPPED.get(network.name)
-    if model is None:
+    if model is None and is_own(network.name):
         raise DataError(
             f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
             "code: --model FILE.py:Class."
@@ -51,7 +50,7 @@ def runnable(
             "evaluate --data, or export --to torch and call the class in Python."
         )
     arguments = header.run.model.arguments_for(data.task)
-    code = user_network(model, header.shape, data.outputs, arguments, data.task, example)
+    code = user_network(model or network.name, header.shape, data.outputs, arguments, data.task, example)
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network

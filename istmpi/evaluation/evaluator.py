@@ -76,12 +76,11 @@ class Evaluator:
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
-        # A chain of stages passes them even without batch normalisations, as in the recorded replay.
-        self._calibrates = bool(architecture.batch_norms) or bool(architecture.stages)
+        self._calibrates = bool(architecture.batch_norms)
         if self._local:
             passes = []
         elif self._graph:
-            passes = [len(dataset.test.graph)] * (1 + bool(architecture.batch_norms))
+            passes = [len(dataset.test.graph)] * (1 + self._calibrates)
         else:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels

@@ -22,9 +22,8 @@ class SameExamples:
     All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same values.
     """
 
-    def __init__(self, store: ParameterStore, communicator: Communicator, contiguous: bool):
-        """``contiguous``: outputs are contiguous in memory, as the layer returns them. A ``view`` may need that."""
-        self._store, self._communicator, self._contiguous = store, communicator, contiguous
+    def __init__(self, store: ParameterStore, communicator: Communicator):
+        self._store, self._communicator = store, communicator
 
     def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         """Return a forward function of a leaf that computes only the outputs of this rank's rows."""
@@ -42,7 +41,7 @@ class SameExamples:
             counts = [len(rows) * shape.numel() for rows in owned]
             flat = self._communicator.allgatherv(outputs.contiguous().view(-1).numpy(), counts)
             whole = torch.from_numpy(flat).view(owned[-1].stop, *shape).movedim(0, leaf.axis)
-            return whole.contiguous() if self._contiguous else whole
+            return whole.contiguous()  # as the layer returns it: a ``view`` may need that
 
         def looked_up(input: torch.Tensor) -> torch.Tensor:
             # Each row that is looked up is sent once, and no other.

@@ -154,8 +154,7 @@ class FullNetwork:
             return
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
-        # Stages keep transposed outputs, from which the recorded replay made its sums.
-        exchange = self._own or SameExamples(store, self._communicator, not architecture.stages)
+        exchange = self._own or SameExamples(store, self._communicator)
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
         for path, leaf in leaves_of(self.module, sharded).items():

@@ -140,6 +140,8 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
             raise ConfigError(f"{name} cannot be created: {type(error).__name__}: {error}") from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"{name} is {type(optimizer).__name__}, not a torch.optim.Optimizer.")
+        if {id(each) for group in optimizer.param_groups for each in group["params"]}.isdisjoint(map(id, parameters)):
+            raise ConfigError(f"the {name} does not have the parameters it was given. Make it of these parameters.")
         return parameters, optimizer
 
     def step(parameters, optimizer, number):

@@ -97,10 +97,7 @@ class _Pilot:
     """An optimizer that takes no steps: only its schedule runs, to give the groups' options at a local step."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        schedule: Callable[[Any], Any] | None,
-        scores: Mapping[int, float],
+        self, optimizer: torch.optim.Optimizer, schedule: Callable[[Any], Any] | None, scores: Mapping[int, float]
     ):
         self._optimizer, self._scores = optimizer, scores
         self._first = [{**group} for group in optimizer.param_groups]

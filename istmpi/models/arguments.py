@@ -169,7 +169,7 @@ def user_network(
 
 @cache
 def _shipped(name: str) -> tuple[type[nn.Module], Source]:
-    # Reading the source of all its imports takes 0.1 s, and a network with a written table does not need it.
+    # Reading the source of all its imports takes 0.1 s; a written table needs none.
     place = place_of(name)
     return (load_class(place)[0], Source()) if has_table(name) else load(place)
 

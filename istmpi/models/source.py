@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[s
         if any(part in INSTALLED for part in file.parts):
             libraries.add(files[file].partition("/")[0].removesuffix(".py"))
             continue
-        for name in _imported(file, folder):
+        for name in _imported(file.read_bytes(), file.relative_to(folder).parent.parts):
             waiting += _files(folder, name)
             top = name.partition(".")[0]
             here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
@@ -126,20 +127,22 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
         folder /= part
 
 
-def _imported(file: Path, folder: Path) -> Iterator[str]:
-    package = file.relative_to(folder).parent.parts
+@cache
+def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
+    names = []
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):  # it cannot be imported either
-        return
+        return []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from filter(None, [module])
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+            names += filter(None, [module])
+            names += (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+    return names
 
 
 def _version(name: str) -> str:

@@ -21,12 +21,11 @@ from istmpi.settings import types_of
 from istmpi.trees import Named, tensors_of
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
-"""The sections whose settings can be arguments."""
 PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The sections of which only these settings can be arguments."""
+"""The settings of some `SECTIONS` that can be arguments; of the others, all can."""
 
 
 IN_PYTHON = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +26,8 @@ from istmpi.program.arguments import in_python, inputs_of, run_of
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.scoring import ScoreOf, Scoring
-from istmpi.program.streams import Rows, Stream, Streams, examples_in
-from istmpi.tasks import OWN
+from istmpi.program.streams import Rows, Streams, examples_in
+from istmpi.tasks import LOWER, OWN
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
@@ -41,10 +43,7 @@ class Distributed:
     dict for ``forward(**example)``. ``optimizer``: a name, or a function that takes a list of parameters and returns an
     optimizer; ``groups`` and ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's
     number of training examples and its batch size, for a method that counts passes over them (fedavg). All other
-    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that yields pairs of a name
-    and a tensor; only rank 0 calls it.
-
-    Raises ConfigError on every rank if the network or the settings cannot be trained.
+    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function (docs/own-loop.md).
     """
 
     def __init__(
@@ -73,30 +72,22 @@ class Distributed:
             batch = batch or examples_in(inputs)
             self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
-        rows = Rows(examples, inputs)
-        data = Dataset(
-            {"train": rows, "test": rows},
-            OWN,
-            shape,
-            0,
-            None,
-            self.run.model.name,
-            "program",
-            example=inputs,
-            network=network,
-        )
+        rows, name = Rows(examples, inputs), self.run.model.name
+        splits = {"train": rows, "test": rows}
+        data = Dataset(splits, OWN, shape, 0, None, name, "program", example=inputs, network=network)
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         init = settings.get("init")
         self.training.init = init if callable(init) else None
         self._round: Round | None = None
+        self.has_gradients = False
         self.summary: Summary | None = None
         """The summary of the last loop over rounds; None if no round was left to train."""
-        self._streams = Streams(self.communicator, self.run.train.seed, self._note)
+        self.streams = Streams(self.communicator, self.run.train.seed, self.note)
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
         self._guard: Any = None
-        self._scoring = Scoring(self.training, self.guard)
+        self._scoring = Scoring(self, self.training)
         self._made = made
         if made:
             with self.communicator.agreed():
@@ -136,39 +127,48 @@ class Distributed:
                 return
             self._record, loaders = record, record.folder / "loaders"
             self._take_scores_up()
-            self._streams.load(loaders, training.rounds_done, resumed)
+            self.streams.load(loaders, training.rounds_done, resumed)
+            if training.architecture.batch_norms and not training.rounds_done:
+                self.note(
+                    "the network has batch normalisations: evaluate, save and export need a job.evaluate with "
+                    "calibrate=, a loader of training data."
+                )
             while not (training.done or training.stop.reason):
                 self._together(f"round {training.rounds_done + 1}")
-                self._streams.begin_round()
+                self.streams.begin_round()
                 self._round = Round(self, training)
                 try:
                     yield self._round
                 except GeneratorExit:
-                    self._note(
-                        f"the program left round {self._round.number}, which is not saved. End rounds early with "
-                        "job.end()."
-                    )
+                    # an exception, which nothing shows yet, leaves the loop at another instruction than a break does
+                    loop = inspect.currentframe().f_back
+                    if loop and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER"):
+                        self.note(
+                            f"the program left round {self._round.number}, which is not saved. End rounds early with "
+                            "job.end()."
+                        )
                     raise
                 if not self._round.finished():
-                    self._streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
+                    self.streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
                 record.add(training.progress(self._scores.get(training.rounds_done)))
                 if training.checkpoint_due or training.stop.reason or training.done:
-                    self._streams.save(loaders, training.rounds_done, run.checkpoint.keep)
+                    self.streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             self._together("the end of the rounds")
             if training.done and network and not self._scoring.calibrated_again():
-                self._note("the network is saved without moments of batch normalisation; evaluate it first.")
+                self.note("the network is saved without moments of batch normalisation; evaluate it first.")
             self.summary = record.end(network)
 
     def _take_scores_up(self) -> None:
-        if not self._made:
-            return
-        lines, first_step = self.metrics(), self.training.method.first_step
-        self._made.scores_known = len(lines) >= self.training.rounds_done
-        scores = {first_step(line["round"]): line["score"] for line in lines if line.get("score") is not None}
-        self._made.scores.clear()
-        self._made.scores.update(scores)
+        training, lines = self.training, self.metrics()
+        scored = [line for line in lines if line.get("score") is not None]
+        if scored:
+            training.score_name = scored[-1].get("score_name", training.score_name)
+        if made := self._made:
+            made.scores_known = len(lines) >= training.rounds_done
+            made.scores.clear()
+            made.scores.update({training.method.first_step(line["round"]): line["score"] for line in scored})
 
     def end(self) -> None:
         """Make the present round the last one: the loop ends after it, and all is saved. Call it on all ranks."""
@@ -182,21 +182,23 @@ class Distributed:
         calibrate: Iterable[Any] | None = None,
         name: str = "score",
         same_loader: bool = True,
+        higher_is_better: bool = True,
     ) -> Any:
         """Return the mean of ``score(module, batch)`` over a loader's examples, for the full network. Collective.
 
-        ``score`` returns the mean over the batch's examples: a number, or a dict of numbers by name. It may also return
-        a pair: a sum over examples, and their number. ``calibrate``: a loader whose first batch on each rank gives the
-        moments of batch normalisations; later calls use it again. ``same_loader``: each of P ranks takes every
-        P-th batch; otherwise each has its own loader and takes all of it. All ranks get the same result, which is in
-        the record as ``name``, or under the names of a dict.
+        ``score`` returns a mean over the batch's examples, as a number or a dict of numbers, or a pair: a sum over
+        examples, and their number. A batch has as many examples as its first tensor has rows. ``calibrate``: a loader
+        whose first batch on each rank gives the moments of batch normalisations; later calls use it again.
+        ``same_loader``: each of P ranks takes every P-th batch; otherwise each has its own loader and takes all of it.
+        The result is the same on all ranks, and in the record as ``name`` or under the names of a dict.
+        ``higher_is_better`` is for `istmpi report`, and for the first score of a dict.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
         first = next(iter(means))
-        self.training.score_name = first or name
+        self.training.score_name = (first or name) + LOWER * (not higher_is_better)
         more = {key: value for key, value in means.items() if key != first} or None
         scored = Score(float("nan"), means[first], self._scoring.examples, more=more)
         self._scores = {self.training.rounds_done: scored}
@@ -207,7 +209,7 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network for the commands of istmpi, like ``network.h5``; every rank writes its rows. Collective."""
+        """Save the network for istmpi's commands, like ``network.h5``; every rank writes its rows. Collective."""
         training, path = self.training, Path(path)
         self._together("save")
         self._scoring.require_calibrated()
@@ -218,8 +220,8 @@ class Distributed:
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
 
-        Rank 0 has the whole network in memory, the others one parameter at a time. Weights are multiplied by the
-        factors of sums over dealt units. Raises ConfigError if the class cannot express these factors.
+        Rank 0 has the whole network in memory, the others one parameter at a time. Weights include the factors of sums
+        over dealt units. Raises ConfigError if the class cannot express these factors.
         """
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
@@ -251,7 +253,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return the cost of a round before it is run: bytes of all ranks, FLOPs and memory of the largest rank."""
+        """Return the cost of a round: bytes of all ranks, FLOPs and memory of the largest rank."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -275,14 +277,11 @@ class Distributed:
                 f"rank 0 called {calls[0]} while rank {rank} called {calls[rank]}. Every rank must make the "
                 "same job calls in the same order: move them out of `if rank == 0`."
             )
-        self._streams.compare()
+        self.streams.compare()
         with in_python():
             begun_with(self.training)
 
-    def stream(self, loader: Iterable[Any], local: bool) -> Stream:
-        return self._streams.of(loader, local)
-
-    def _note(self, message: str) -> None:
+    def note(self, message: str) -> None:
         if self._record:
             self._record.note(message)
 

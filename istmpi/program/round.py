@@ -43,7 +43,7 @@ class Round:
 
     @property
     def module(self) -> nn.Module:
-        """The network that this rank trains: of the user's class, with the widths that this rank was dealt."""
+        """The network that this rank trains, of the user's class."""
         return self._method.subnet.network
 
     @property
@@ -71,14 +71,13 @@ class Round:
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
         loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
-        rank has its own data set. Batches are as the loader makes them; `istmpi.program.streams.Stream` says which ones
-        this rank gets.
+        rank has its own data set. This rank gets the batches of `istmpi.program.streams.Stream`.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which counts in epochs."
             )
-        stream, self._parts = self._job.stream(loader, local), accumulate
+        stream, self._parts = self._job.streams.of(loader, local), accumulate
         for _ in self.steps():
             for part in range(accumulate):
                 batch = stream.at(self._step * accumulate + part, self._place_in_pass(stream), ahead)
@@ -143,11 +142,12 @@ class Round:
     def average_gradients(self) -> None:
         """Take the mean of the gradients over ranks, if the method does. Call it before clipping by hand."""
         if not self._averaged:
+            self._require_gradient()
             self._method.before_update()
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the present local step as taken although no weights move, e.g. when a `GradScaler` skips it."""
+        """Count the present local step as taken although no weights move."""
         self._taken = True
 
     def finished(self) -> bool:
@@ -216,6 +216,13 @@ class Round:
                     f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep "
                     "such values in the program, or make them parameters"
                 )
+
+    def _require_gradient(self) -> None:
+        """Raise ConfigError if no parameter has a gradient at the job's first local step."""
+        parameters = () if self._job.has_gradients else [*self.module.parameters()]
+        if parameters and all(values.grad is None for values in parameters):
+            raise self._error("no parameter of round.module got a gradient. Compute the loss from its outputs")
+        self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

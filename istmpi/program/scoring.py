@@ -1,5 +1,4 @@
-"""Scores the full network by a user's function, which passes batches through the network. With a further loader, the
-function also calibrates the batch normalisations."""
+"""Scores the full network by a user's function, and calibrates its batch normalisations."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ from istmpi.errors import ConfigError, DivergedError
 from istmpi.program.round import require_on
 from istmpi.program.streams import examples_in, own_batches
 from istmpi.training.loop import Training
+from istmpi.trees import tensors_of
 
 HOST = torch.device("cpu")
 ScoreOf = Callable[[nn.Module, Any], Any]
@@ -26,12 +26,11 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 class Scoring:
     """Computes mean scores of the full network, and remembers the last loader to calibrate on. Collective."""
 
-    def __init__(self, training: Training, guard: Callable[[nn.Module, Callable[..., None]], None]):
-        """``guard(module, check)`` lets ``check`` be called before each pass of the module."""
-        self._training, self._communicator, self._guard = training, training.communicator, guard
+    def __init__(self, job: Any, training: Training):
+        self._job, self._training, self._communicator = job, training, training.communicator
+        self._noted = False
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
-        """The number of examples, over all ranks, in the last means."""
 
     def means(
         self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
@@ -48,10 +47,13 @@ class Scoring:
                 self.require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            self._guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
+            self._job.guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
-                    values, rows = _sums_of(score(full.module, batch), examples_in(batch))
+                    returned = score(full.module, batch)
+                    values, rows = _sums_of(returned, examples_in(batch))
+                    if count and not isinstance(returned, tuple):
+                        self._look_at(batch)
                     count += rows
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
@@ -61,16 +63,29 @@ class Scoring:
             full.release()
             return self._over_ranks(sums, count)
 
+    def _look_at(self, batch: Any) -> None:
+        if not self._noted and len({len(each) for each in tensors_of(batch) if each.ndim}) > 1:
+            self._noted = True
+            self._job.note(
+                "the tensors of a batch to evaluate have different first axes: the first tensor's rows count as "
+                "examples. Put the batch's axis first, or return a sum and a count."
+            )
+
     def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
         per_rank = self._communicator.allgather((sums, count))
         self.examples = sum(count for _, count in per_rank)
         with self._communicator.agreed():
             if not self.examples:
                 raise ConfigError("the loader to evaluate on has no batch.")
+            names = [[*values] for values, _ in per_rank if values]
+            if odd := [each for each in names if {*each} != {*names[0]}]:
+                raise ConfigError(f"the score has {names[0]} on a rank and {odd[0]} on another. Return equal names.")
         keys = dict.fromkeys(key for values, _ in per_rank for key in values)
         means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
         if not np.isfinite([*means.values()]).all():
-            error = DivergedError(f"the score of the full network is not finite {self._training.position}: {means}.")
+            error = DivergedError(
+                f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."
+            )
             error.everywhere = True
             raise error
         return means
@@ -89,7 +104,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any; return True if moments are known after this round."""
+        """Calibrate again on the last loader, if any; return True if moments are known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

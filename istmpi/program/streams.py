@@ -28,7 +28,7 @@ from istmpi.trees import tensors_of
 
 class Rows(Split):
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
-        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any indices."""
+        """``inputs``: the inputs of every batch."""
         self._count, self._inputs = count, inputs
 
     def __len__(self) -> int:
@@ -36,11 +36,6 @@ class Rows(Split):
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
         return Batch(self._inputs, torch.zeros(0), len(indices))
-
-    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        raise ConfigError(
-            f"data.validation = {fraction} is not for programs, which hold out examples themselves. Leave it out."
-        )
 
     @property
     def features_checksum(self) -> int:
@@ -69,14 +64,16 @@ class Stream:
     def __init__(
         self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
     ):
-        """``local``: True if this rank has its own data set and draws from all of it, not from a part."""
-        self._loader, self._rank, self._seed, self._epoch = loader, rank, seed, 0
+        """``local``: True if this rank draws from all examples of its own data set."""
+        self._loader, self._rank, self._epoch = loader, rank, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.first: int | None = None
         """The checksum of the first batch of a loader that keeps its own order; None before the batch is taken."""
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
+            if not len(loader.dataset):
+                raise DataError("the loader's data set is empty; it needs at least one example.")
             rows = place("local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
             self._split = _Collated.of(loader)
             self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
@@ -132,7 +129,7 @@ class Stream:
                 self._epoch += 1
             for batch in self._iterator:
                 return batch
-        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on this rank.")
+        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}.")
 
 
 class Streams:
@@ -203,19 +200,17 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of this rank's loaders after a round, if any has a state. Keep the newest ``kept + 1`` files.
+        """Save the states of this rank's loaders after a round, or before it if it was ``dropped``, if any has a state.
 
-        ``dropped``: True if the round was dropped; then the states from before it are saved.
+        Keep the newest ``kept + 1`` files.
         """
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):
             folder.mkdir(parents=True, exist_ok=True)
             with appearing(folder / f"{round}-{self._communicator.rank}.pt") as file:
                 torch.save(states, file)
-            files = sorted(
-                folder.glob(f"*-{self._communicator.rank}.pt"), key=lambda path: int(path.stem.split("-")[0])
-            )
-            for path in files[: -kept - 1]:
+            files = folder.glob(f"*-{self._communicator.rank}.pt")
+            for path in sorted(files, key=lambda path: int(path.stem.split("-")[0]))[: -kept - 1]:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
@@ -255,10 +250,7 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size.
-
-    This includes loaders without shuffling, which would give all ranks the same batches.
-    """
+    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size."""
     if not _is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
@@ -269,8 +261,7 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its own batches; otherwise it reads all.
+    Global random numbers that the loader draws depend on the seed alone. A rank reads only its own batches if it can.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

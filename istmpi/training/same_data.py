@@ -125,7 +125,7 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
             refused.append(text)
     for fact, saved in vars(header.data).items():
         current = getattr(here.data_summary, fact)
-        if saved not in (None, current) and fact != "source":
+        if saved not in (None, current) and fact not in ("source", "shape" if here.dataset.network else ""):
             refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
     there, now = checkpoint.targets or (), here.dataset.targets or ()
     if len(there) != len(now) or not all(np.allclose(*pair, rtol=1e-5) for pair in zip(there, now)):

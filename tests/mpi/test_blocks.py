@@ -94,11 +94,10 @@ NETWORKS = {
 }
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name):
     settings = ONCE | {"evaluate__form": "blocks"} | NETWORKS[name]
-    if name == "shares" and comm.size != 3:
-        pytest.skip("shares are of three ranks")
     if settings.get("model__name") == "resnet":
         settings.pop("model__hidden")
         training = Training(own_run(**settings), comm)
@@ -110,7 +109,7 @@ def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name)
     assert score.form == "blocks"
     comm.barrier()
     if comm.rank == 0:
-        for ranks in (2,) if name == "blocks of a resnet" else (1, 2, 5):
+        for ranks in (1, 2, 5) if name == "mlp" else (2,):
             for result in simulate(lambda few: evaluate(path, few), ranks).require():
                 assert (result.score.form, result.score.score) == ("blocks", score.score)
                 assert result.score.loss == pytest.approx(score.loss, rel=1e-6)

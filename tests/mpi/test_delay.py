@@ -152,7 +152,7 @@ def settings_of(comm, name, **more):
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["adam carried", "momentum reset, dropout", "int8", "seldom shared"])
 def test_neither_threads_nor_who_is_late_nor_a_look_between_rounds_change_a_bit(comm, monkeypatch, name):
     settings = settings_of(comm, name)
     expected, progress = trained(comm, **settings)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from contextlib import nullcontext
 
 import networks
 import numpy as np
@@ -21,6 +22,7 @@ from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
+from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
@@ -97,8 +99,12 @@ def loop(job, batches, rounds, by_hand=False, behind=lambda round: None, **more)
     return first
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("settings", METHODS, ids=lambda settings: "-".join(map(str, settings.values())))
+@pytest.mark.parametrize(
+    "settings, by_hand",
+    [(settings, False) for settings in METHODS]
+    + [pytest.param(settings, True, marks=pytest.mark.ranks(only=[3])) for settings in METHODS[1:4]],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "by hand" * value,
+)
 def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
     training = Training(run_of(settings), comm)
     progress = list(training.rounds())
@@ -111,7 +117,7 @@ def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_han
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("settings", METHODS[:4], ids=lambda settings: "-".join(map(str, settings.values())))
+@pytest.mark.parametrize("settings", METHODS[1:3], ids=lambda settings: "-".join(map(str, settings.values())))
 def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
     uninterrupted = distributed(comm, lr=0.1, **settings)
@@ -140,9 +146,12 @@ def test_a_program_ends_its_rounds_early(comm, shared_tmp):
     assert (job.summary.last.round, job.summary.ended) == (2, "ended by the program")
     more = distributed(comm, lr=0.1)
     assert loop(more, batches, 4, folder=shared_tmp / "run", resume="auto") == 3
+    assert [line["round"] for line in more.metrics()] == [1, 2, 3, 4]
     whole_run = distributed(comm, lr=0.1)
+    planned = whole_run.cost()["round_bytes"]
     loop(whole_run, batches, 4, folder=shared_tmp / "whole")
     assert_same_bits(whole(more.training), whole(whole_run.training))
+    assert planned == pytest.approx(whole_run.training.tally.counts.bytes / 4, rel=0.3)
 
 
 class Noted(Watch):
@@ -153,15 +162,23 @@ class Noted(Watch):
         self.notes.append(message)
 
 
-def test_a_break_out_of_the_rounds_is_told_what_it_loses(comm, shared_tmp):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_break_out_of_the_rounds_is_told_what_it_loses_but_not_an_error(comm, shared_tmp, fails):
     job, watch = distributed(comm, lr=0.1), Noted()
-    for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
-        for _ in round.steps():
-            round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
-        break
+
+    def train():
+        for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
+            for _ in round.steps():
+                round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
+            if fails:
+                raise KeyError("y")
+            break
+
+    with pytest.raises(KeyError) if fails else nullcontext():
+        train()
     comm.barrier()
-    if comm.rank == 0:
-        assert watch.notes == ["the program left round 1, which is not saved. End rounds early with job.end()."]
+    lost = "the program left round 1, which is not saved. End rounds early with job.end()."
+    assert comm.rank or [note for note in watch.notes if "left round" in note] == [lost] * (not fails)
 
 
 class Digits(Dataset):
@@ -200,8 +217,28 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         "list keeps its own order, so a resumed run starts it again and differs from an uninterrupted run. "
         "A DataLoader of a map-style data set with shuffle=True avoids that."
     ]
-    with pytest.raises(DataError, match="the loader, list, has no batch on this rank."):
-        Stream([], 5, 0, 1, print).at(0)
+    with pytest.raises(DataError, match="the loader, list, has no batch on rank 3."):
+        Stream([], 5, 3, 4, print).at(0)
+
+
+def failing(items):
+    return torch.stack([torch.zeros(number) for number in range(len(items))])
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ([], "the loader's data set is empty"),
+        ([0] * 9, r"its collate function fails for examples (\d, ){4}...: RuntimeError: .* It is raised in .*py, line"),
+        (
+            type("Bad", (list,), {"__getitem__": lambda *_: 1 + ""})([0]),
+            "example 0 cannot be read: TypeError.*py, line",
+        ),
+    ],
+)
+def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(data, message):
+    with pytest.raises(DataError, match=message):
+        Stream(DataLoader(data, 5, collate_fn=failing), 5, 0, 1, print).at(0)
 
 
 @pytest.mark.ranks(min=2)
@@ -485,7 +522,7 @@ def own(parameters):
     return torch.optim.RMSprop(parameters, lr=0.01)
 
 
-@pytest.mark.parametrize("method, state", [("ist", "reset"), ("ist", "carry"), ("local-sgd", "carry")])
+@pytest.mark.parametrize("method, state", [("ist", "reset"), ("local-sgd", "carry")])
 def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shared_tmp, method, state, monkeypatch):
     monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
     rates = []
@@ -526,9 +563,9 @@ def test_an_optimizer_of_the_users_with_groups_and_a_schedule_resumes(comm, shar
         assert [each[0] for each in rates] == pytest.approx([rate / 10 for rate in expected])
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp, method):
+def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     """The rates are those of a scheduler in one process that is given the same scores."""
+    method = "ist" if comm.size > 1 else "local-sgd"
     scores, examples = [0.5, 0.6, 0.6, 0.6, 0.55, 0.7], [EXAMPLE] * comm.size
 
     def plateau(optimizer):
@@ -562,8 +599,7 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp, method):
         rates_of(7, shared_tmp / "elsewhere", shared_tmp / "halves")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("method", ["ist", "data-parallel"])
+@pytest.mark.parametrize("method, by_hand", [("ist", False), ("data-parallel", True)])
 def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
     """Two halves of a batch make the step of the whole one; by hand, too, with a backward pass for each."""
     trained = []
@@ -653,6 +689,12 @@ def detached(round, batches, job):
         round.step(loss_of(round.module, batch).detach())
 
 
+def outside(round, batches, job):
+    module = networks.Convolutional(**ARGUMENTS).double()
+    for batch in round.take(batches):
+        round.step(loss_of(module, batch))
+
+
 def replaces(round, batches, job):
     for batch in round.take(batches):
         round.step(loss_of(round.module, batch))
@@ -694,6 +736,7 @@ def raises(round, batches, job):
         )
 
 
+@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize(
     "body, kind, message",
     [
@@ -702,10 +745,11 @@ def raises(round, batches, job):
         (twice, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
         (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
         (detached, ConfigError, "round 1: the loss has no gradient"),
+        (outside, ConfigError, "round 1: no parameter of round.module got a gradient. Compute the"),
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside a round"),
-        (ends, DataError, "the loader, list, has no batch on this rank"),
+        (ends, DataError, "the loader, list, has no batch on rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
     ],
@@ -746,14 +790,6 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
         wrongly(body)(comm, shared_tmp / "run")
 
 
-def test_the_lines_of_all_rounds_are_there_after_resuming(comm, shared_tmp):
-    batches = Training(run_of({"method": "local-sgd"}), comm).batches
-    for rounds in (2, 3):
-        job = distributed(comm, lr=0.1)
-        loop(job, batches, rounds, folder=shared_tmp / "run", resume="auto")
-    assert [line["round"] for line in job.metrics()] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "score, what",
     [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
@@ -770,6 +806,31 @@ def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
     job.evaluate(lambda module, batch: 0.0, [EXAMPLE] * comm.size, calibrate=[EXAMPLE] * comm.size)
     with pytest.raises(ConfigError, match="calibrate=, a loader of training data, and a score that passes its batches"):
         job.save(shared_tmp / "network.h5")
+
+
+@pytest.mark.ranks(min=2)
+def test_scores_of_other_names_on_a_rank_are_refused(comm):
+    job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    assert job.evaluate(lambda module, batch: {"a": 1.0}, [EXAMPLE]) == {"a": 1.0}
+    with pytest.raises(ConfigError, match="the score has ..a.. on a rank and ..acc.. on another"):
+        job.evaluate(lambda module, batch: {"acc" if comm.rank == 1 else "a": 1.0}, [EXAMPLE] * 9)
+
+
+def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(comm, shared_tmp):
+    watch = Noted()
+    for rounds in (1, 2):
+        size, settings = {"in_features": 5, "out_features": 3}, SETTINGS | {"method": "local-sgd"}
+        job = istmpi.Distributed(torch.nn.Linear, size, comm, example=torch.randn(6, rounds, 5), **settings)
+        for round in job.rounds(rounds, folder=shared_tmp / "run", resume="auto", watch=watch, signals=False):
+            for _ in round.steps():
+                round.step(round.module(pair(4)[0].double()).square().mean())
+        if rounds == 1:
+            batches = [(EXAMPLE, EXAMPLE[:4])] * 9
+            job.evaluate(lambda module, batch: 1.0, batches, name="mse", higher_is_better=False)
+    assert job.summary.score_name == "mse (lower is better)" and not higher_is_better(job.summary.score_name)
+    assert [line["score_name"] for line in job.metrics()] == ["mse (lower is better)"] * 2
+    if comm.rank == 0:
+        assert "the tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
 
 
 def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
@@ -798,6 +859,7 @@ def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
+        ({"optimizer": lambda _: own([torch.zeros(1)])}, "the optimizer does not have the parameters it was given"),
         ({"optimizer": own, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         ({"optimizer": own, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_decay"),
         ({"optimizer": own, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
@@ -817,14 +879,6 @@ def test_arguments_that_cannot_be_are_refused(comm, settings, message):
         distributed(comm, **settings)
 
 
-def test_costs_are_known_before_the_first_round(comm, shared_tmp):
-    job = distributed(comm, lr=0.1)
-    planned = job.cost()["round_bytes"]
-    batches = Training(run_of({"method": "local-sgd"}), comm).batches
-    loop(job, batches, 4, folder=shared_tmp / "run")
-    assert planned == pytest.approx(job.training.tally.counts.bytes / 4, rel=0.3)
-
-
 def towers(comm, folder, around=lambda module: module, rounds=3, **settings):
     """Train two towers whose module is used through ``around``; return the job."""
     settings = SETTINGS | {"lr": 0.1, **settings}
@@ -839,9 +893,8 @@ def towers(comm, folder, around=lambda module: module, rounds=3, **settings):
     return job
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, method):
-    called = []
+def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp):
+    method, called = "ist" if comm.size > 1 else "local-sgd", []
 
     def hooked(module):
         last = module.tower[2]
@@ -859,10 +912,9 @@ def test_hooks_on_the_module_are_called_in_each_local_step(comm, shared_tmp, met
     assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", method=method).training))
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp, method):
+def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, shared_tmp):
     """By a backend that compiles nothing; the weights are those of the plain module."""
-    compiled, widths = [], set()
+    method, compiled, widths = "ist" if comm.size > 1 else "local-sgd", [], set()
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -877,8 +929,8 @@ def test_a_compiled_module_is_compiled_anew_only_where_its_widths_change(comm, s
     assert_same_bits(whole(job.training), whole(towers(comm, shared_tmp / "plain", rounds=5, method=method).training))
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-def test_batches_on_another_device_are_refused(comm, shared_tmp, method):
+def test_batches_on_another_device_are_refused(comm, shared_tmp):
+    method = "ist" if comm.size > 1 else "local-sgd"
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), method=method, **SETTINGS)
     batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
     with pytest.raises(ConfigError, match="the network to evaluate is on cpu and its input on meta. Use batch.to"):

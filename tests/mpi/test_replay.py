@@ -2,9 +2,11 @@
 
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
+from replay_cases import MLP, OTHERS
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
 from small import small_run
 
@@ -13,8 +15,17 @@ REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
 """Cases for an MPI library, too: ways of a round that `test_simulated` has not."""
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.both] * (case in REAL)) for case in CASES])
+def at(ranks, cases):
+    """Cases at a number of ranks where they are simulated, and at all that are recorded elsewhere."""
+    everywhere = "ISTMPI_RECORD" in os.environ or "mpirun_ranks" in sys.modules
+    mark = pytest.mark.ranks(only=[1, 2, 3, 4] if everywhere else [ranks])
+    return [pytest.param(case, marks=[mark, *[pytest.mark.both] * (case in REAL)]) for case in cases]
+
+
+@pytest.mark.ranks(only=[1, 2, 3, 4])
+@pytest.mark.parametrize("case", [*at(1, [*MLP][::2]), *at(2, [*MLP][1::2]), *at(3, OTHERS)])
 def test_nothing_has_changed(comm, shared_tmp, case):
+    """All of `MLP` are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
     run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
     outcome = replayed(comm, run)

@@ -21,8 +21,8 @@ from istmpi.training.loop import Training
 GROWING = {"train__resolution": [[0.5, 4], [0.5, 8]], "train__rounds": 4}
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 
-OF_OWN = [method for method in METHODS if method not in ("local-sgd", "easgd", "downpour")]
-"""One of those that keep alike from round to round is enough."""
+OF_OWN = [method for method in METHODS if method not in ("local-sgd", "data-parallel", "easgd", "downpour")]
+"""One of those that keep alike from round to round is enough: diloco."""
 OF_RANKS = ("fedavg", "codistillation", "dynamic-averaging", "streaming-diloco", "sparse-loco", "admm")
 """Methods whose ranks have state of their own between rounds; tests/mpi/test_resume.py stops them inside a round."""
 
@@ -95,34 +95,30 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("method", [*OF_OWN, "ist that shares rarely", "ist with a delay"])
+ON_THREE = [*OF_OWN[1:], "ist that shares rarely", "ist with a delay"]
+
+
+@pytest.mark.parametrize("method", ["ist", *(pytest.param(one, marks=pytest.mark.ranks(only=[3])) for one in ON_THREE)])
 def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
-    goes_on(comm, shared_tmp, method)
-
-
-@pytest.mark.ranks(only=[1])
-def test_one_rank_goes_on_bit_for_bit_at_every_size(comm, shared_tmp):
-    goes_on(comm, shared_tmp, "ist")
-
-
-def goes_on(comm, shared_tmp, method):
     """From before, at and behind the change of size, between rounds and inside them."""
-    settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1, "train__batch": 100}
+    settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1}
+    settings |= {"train__batch": 100} if method == "fedavg" else {}  # whose rounds are passes over the data
     settings |= {"method__threshold": 0.0005, "method__fragments": 3, "method__delay": 0}  # one arrives in every step
     if method == "ist with a delay":
         settings |= {"method__name": "ist", "method__delay": 1}
     elif method not in METHODS:
         settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
+    if not method.startswith("ist"):
+        settings["train__rounds"] = 2
     expected, _ = own_trained(comm, **settings)
-    for done in (1, 2, 3) if method == "ist" else (2,):
+    for done in (1, 2, 3) if method == "ist" else (settings["train__rounds"] // 2,):
         training = Training(own_run(**settings), comm)
         rounds = training.rounds()
         for _ in range(done):
             next(rounds)
-        if method == "ist" or method in OF_RANKS:
+        if (method == "ist" and done > 1) or method in OF_RANKS:
             assert_same_bits(whole(resumed(comm, training, shared_tmp / "between.h5")), whole(expected))
-        if method in OF_RANKS:
+        if method in OF_RANKS or done > 2:
             continue
         stop_at(training, done, comm.rank % 2)
         list(rounds)

@@ -13,7 +13,7 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.ranks(only=[1, 2, 3])
+pytestmark = pytest.mark.ranks(only=[1, 3])
 
 PLAIN = {"model__norm": "none", "model__bias": True}
 STREAM = {"method__name": "streaming-diloco", "method__local_steps": 8, "method__fragments": 2, "method__delay": 2}

@@ -24,9 +24,7 @@ NUMBERS = {
     "model__hidden": [130, 87],
 }
 CASES = {
-    "none": {},
     "layer": {"model__norm": "layer", "model__bias": True},
-    "one layer": {"model__hidden": [100]},
     "uneven shares": {"method__shares": [2.0, 1.0, 1.5, 1.0, 2.5], "optimizer__lr": 0.003},
     "a group dealt": {"method__partition": ["hidden1"], "model__bias": True},
     "a tenth redealt": {"method__redeal": 0.1, "model__hidden": [100]},
@@ -74,12 +72,10 @@ def outputs(training, shares, x):
     "partition, scale",
     [
         (["hidden1", "hidden2"], "share"),
-        (["hidden1"], "share"),
         (["hidden2"], "share"),
         ([], "share"),
         (["hidden1", "hidden2"], "none"),
         (["hidden1", "hidden2"], "fitted"),
-        (["hidden2"], "fitted"),
     ],
 )
 def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition, scale):

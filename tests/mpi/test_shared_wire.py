@@ -40,8 +40,12 @@ def test_where_everything_is_sent_it_is_the_mean_of_all_values(comm, monkeypatch
         np.testing.assert_allclose(sparse[name], values, rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("settings", [SHARED, CARRIED, CARRIED | {"method__share_every": 3}], ids=["sgd", "adam", "3"])
-@pytest.mark.parametrize("stopped", [False, True], ids=["saved", "stopped"])
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize(
+    "settings, stopped",
+    [(SHARED, True), (CARRIED, False), (CARRIED | {"method__share_every": 3}, True)],
+    ids=["sgd, stopped", "adam, saved", "seldom, stopped"],
+)
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, stopped):
     expected, losses = trained(comm, **settings, train__rounds=5)
     training = Training(small_run(**settings, train__rounds=5), comm)

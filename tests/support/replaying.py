@@ -1,6 +1,6 @@
 """What every method computed and sent when `replay.json` was recorded: a change of form changes no bit of it.
 
-    export ISTMPI_RECORD=1 ISTMPI_SIMULATED_RANKS=1,2,3,4
+    export ISTMPI_RECORD=1
     python -m pytest tests/mpi/test_replay.py tests/unit/test_replay_resumed.py
 
 records anew, for a change that is meant to change results. The last bit of a sum depends on the processor

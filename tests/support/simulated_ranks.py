@@ -2,8 +2,8 @@
 
     python -m pytest tests/mpi                  or, with all other tests of one process,          bin/test unit
 
-* Each test runs at the numbers of ranks of `RANKS` and of its mark ``ranks``; its name ends with the number, as in
-  ``test_x[P3]``.
+* Each test runs at the numbers of ranks of `RANKS` and of its mark ``ranks``, of which a mark of one of its parameters
+  may leave some out; its name ends with the number, as in ``test_x[P3]``.
 * The test's function is called once for each rank, with that rank's ``comm``. Fixtures that need ``comm`` are set up on
   each rank, too; all others once. ``tmp_path`` is a folder of the rank's own, ``shared_tmp`` one of all.
 * A function that a rank's ``monkeypatch`` puts in the place of another is called on that rank alone.
@@ -55,10 +55,11 @@ class SimulatedRanks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config, items):
         inside = [item for item in items if self._folder in item.path.parents]
-        real = [item for item in inside if item.get_closest_marker("real")]
-        if real:
-            config.hook.pytest_deselected(items=real)
-            items[:] = [item for item in items if item not in real]
+        left = [one for one in inside if one.get_closest_marker("real") or refused(one, one.callspec.params[COUNT])]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            left = {*map(id, left)}
+            items[:] = [item for item in items if id(item) not in left]
         for item in inside:
             item.fixturenames = [name for name in item.fixturenames if name not in _needing(item, "comm")]
 

@@ -1,5 +1,7 @@
 """What the tests of one process share."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,17 @@ def shared_cases() -> Path:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory) -> Path:
-    """A folder of small checkpoints; see checkpoint_files.py. Not to be written to."""
-    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+def checkpoints() -> Path:
+    """A folder of small checkpoints for all processes of this session (checkpoint_files.py). Not to be written to."""
+    folder = Path(os.environ["XDG_CACHE_HOME"], "checkpoints")
+    with folder.with_name("checkpoints-made").open("a+") as made:
+        fcntl.flock(made, fcntl.LOCK_EX)
+        made.seek(0)
+        if not made.read():
+            folder.mkdir()
+            make_checkpoints(folder)
+            made.write("all of them")
+    return folder
 
 
 @pytest.fixture

@@ -354,7 +354,7 @@ def test_settings_of_other_data_are_refused(tmp_path, istmpi_command, source, se
     if source == "text":
         source = prepare("text", write(tmp_path / "input", {"a": b"x" * 5000}), tmp_path / "data.h5").target
     words = [word for setting in settings for word in ("--set", setting)]
-    model = ["--model", "transformer"] if source != "digits" else []
+    model = ["--model", "transformer", "--set", "model.layers=1"] if source != "digits" else []
     code, _, err = istmpi_command("train", "--data", source, *model, *words, "--dry-run")
     assert code == 2 and len(err.splitlines()) == 1 and message in err
 

@@ -21,7 +21,7 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
 CLASSES = {**vars(networks), **vars(exported_networks), **vars(using_networks)}
-TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied", "two"]
+TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied"]
 LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""
 
@@ -214,13 +214,10 @@ def test_what_cannot_be_traced_is_refused_in_one_line(checkpoints, tmp_path, ist
     close(run_npz(done.path), predicted(checkpoints / f"{name}.h5", name))
 
 
-@pytest.mark.parametrize("form", ["npz", "onnx"])
-def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path, istmpi_command, form):
-    if form == "onnx":
-        pytest.importorskip("onnxscript")
+def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path, istmpi_command):
     file, source = tmp_path / "mine.py", Path(exported_networks.__file__).read_text()
     file.write_text(source)
-    words = "export", checkpoints / "sharing.h5", "--to", form, "--out", tmp_path / "x", "--model", f"{file}:Sharing"
+    words = "export", checkpoints / "sharing.h5", "--to", "npz", "--out", tmp_path / "x", "--model", f"{file}:Sharing"
     assert istmpi_command(*words)[0] == 0, "the same source in another place"
     file.write_text(source + "# a remark\n")
     code, _, err = istmpi_command(*words, "--force")

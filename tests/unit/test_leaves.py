@@ -241,8 +241,8 @@ def test_what_is_tied_is_sharded_together_and_what_has_too_few_rows_is_not():
     assert "last.weight" not in evaluation_plan(network, 4, 0, [10]).sharded  # three rows
 
 
-def test_a_chain_stays_where_it_is():
+def test_an_mlp_is_gathered_where_that_sends_less_and_fits():
     network = mlp_network(64, [13, 11], 10, bias=True)
-    plan = evaluation_plan(network, 16, 10**9, [10**6])
     weights = {f"{stage}.linear.{key}" for stage in network.stages for key in ("weight", "bias")}
-    assert plan.sharded == weights == evaluation_plan(network, 1, 0, [1]).sharded
+    assert not evaluation_plan(network, 4, 10**9, [10**6]).sharded
+    assert evaluation_plan(network, 4, 0, [10**6]).sharded == weights

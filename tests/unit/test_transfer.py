@@ -121,10 +121,10 @@ def blank(names, layout, rank):
 
 @pytest.mark.parametrize("ranks, staging_bytes", [(1, 2**28), (2, 1), (3, 2**28), (5, 1000)])
 def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks, staging_bytes):
-    """Every pair of layouts, every dtype, 0 to 3 dealt axes, also where one row is larger than the staging limit."""
+    """Every pair of layouts, or every fifth, every dtype, 0 to 3 dealt axes, also with rows above the staging limit."""
     whole = any_values(parameters(), LENGTHS)
     texts = PATTERNS if staging_bytes > 1 else PATTERNS[4:8]
-    for kinds in product(KINDS, KINDS):
+    for kinds in [*product(KINDS, KINDS)][:: 5 if staging_bytes < 2**28 else 1]:
         dtypes = DTYPES[sum(map(KINDS.index, kinds)) % len(DTYPES)], "bfloat16"
         names = parameters(texts, dtypes[: 1 if ranks == 5 else 2])
         source, target = (layout(kind, ranks) for kind in kinds)
@@ -411,7 +411,7 @@ WIRE_CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @pytest.mark.parametrize("source, target, exclude", WIRE_CASES)
 def test_in_fewer_bits_all_arrives_nearly_as_it_left_however_messages_are_cut(kind, source, target, exclude, ranks):

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from istmpi import rng
-from istmpi.code import short
+from istmpi.code import raised_in, short
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split
 from istmpi.errors import DataError
@@ -74,15 +74,22 @@ class OwnSplit(Split):
                 try:
                     items.append(self.dataset[row])
                 except Exception as error:
-                    raise DataError(f"{self.name} example {row} cannot be read: {short(error)}.") from error
+                    raise DataError(
+                        f"{self.name} example {row} cannot be read: {short(error)}.{raised_in(error)}"
+                    ) from error
             seed(rng.key(key, "collate"))
             try:
                 return self.collate(items)
             except Exception as error:
+                if place := raised_in(error):
+                    some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
+                    raise DataError(
+                        f"{self.name}: its collate function fails for examples {some}: {short(error)}.{place}"
+                    ) from error
                 odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
                 raise DataError(
                     f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
-                    "Give all the same shape, or write collate(items) in the data file."
+                    "Give all the same shape, or write a collate function."
                 ) from error
 
     def _go_together(self, *items: Any) -> bool:
