@@ -24,7 +24,7 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Write seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -110,13 +110,17 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the number of ranks has changed, or if the checkpoint was saved inside a round.
+    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed; the store then
+    has the mean of the ranks' optimizer states.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]
     store.add_slots(slots)
     fill(checkpoint, store)
-    if header.ranks != store.owners.ranks or header.local_step:
+    if header.local_step:
+        return {}
+    if header.ranks != store.owners.ranks:
+        _take_means(checkpoint, store)
         return {}
     tensors = {}
     for name, tensor in checkpoint.own.items():
@@ -125,6 +129,16 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
         tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         tensor.read_bytes(rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1))
     return tensors
+
+
+def _take_means(checkpoint: Checkpoint, store: ParameterStore) -> None:
+    ranks = checkpoint.header.ranks
+    for name, tensor in checkpoint.own.items():
+        if isinstance(name, Slot) and name in store.tensors:
+            length = tensor.shape[0] // ranks
+            rows = store.owners.rows(length, store.rank)
+            parts = (tensor.rows(at + rows.start, at + rows.stop) for at in range(0, tensor.shape[0], length))
+            store.tensors[name].copy_(torch.from_numpy(sum(parts) / ranks))
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:

@@ -22,7 +22,8 @@ LONGEST_WAIT = 600.0
 GONE_AFTER = 10.0
 """Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
 _LOOK_EVERY = 2.0
-_watched = threading.Event()
+watched = threading.Event()
+"""Set once a hang watch names the ranks that do not come; it ends the thread of `expected`."""
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def _watch(here: threading.Event) -> None:
     began = complete = time.monotonic()
     stopped_since: dict[tuple[int, int], float] = {}
     named: set[tuple[int, int]] = set()
-    while not _watched.wait(_LOOK_EVERY):
+    while not watched.wait(_LOOK_EVERY):
         now = time.monotonic()
         stopped, first = stopped_here()
         stopped_since = {process: stopped_since.get(process, now) for process in stopped.items()}
@@ -79,11 +80,6 @@ def _watch(here: threading.Event) -> None:
             while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # its end frees the claim
                 time.sleep(0.1)
         os._exit(2)
-
-
-def watched() -> None:
-    """End the thread of `expected`, since a hang watch now names the ranks that do not come."""
-    _watched.set()
 
 
 def _name(rank: int, process: int) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 
 from istmpi.comm.mpi import stand_in
 
@@ -11,6 +12,8 @@ LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
 """Polls in vain before a rank yields its core at all."""
+in_waits: Callable[[], None] | None = None
+"""Waits of more than `YIELDING` seconds call this function before every sleep."""
 
 
 class Backoff:
@@ -34,4 +37,6 @@ class Backoff:
             if waited < YIELDING:
                 os.sched_yield()
             else:
+                if in_waits:
+                    in_waits()
                 time.sleep(min(waited / 8, LONGEST_SLEEP))

@@ -106,7 +106,7 @@ class HangWatch:
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
         if self._mailbox or self._launcher.there:
             self._thread.start()
-        watched()
+        watched.set()
 
     def of_run(self, folder: Path, wished: Callable[[], str]) -> None:
         """Set the run's folder, and a function that returns the reason of a requested stop, or an empty text."""

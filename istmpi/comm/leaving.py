@@ -5,22 +5,25 @@ import builtins
 import os
 import sys
 import time
+from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from istmpi.comm import mpi
-from istmpi.comm.backoff import Backoff
+from istmpi.comm import backoff, mpi
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
 """Seconds in which a launcher prints a last line. MPICH's drops unread output when a job aborts."""
 GRACE = 3.0
-"""Seconds that a failed rank waits at the end of its script for the others, which may have failed as well."""
+"""Seconds that a rank waits at the end of its script for the others, before it ends them or asks them to answer."""
+_LEFT, _WAITS = 1, 2
+"""Tags: a rank at its script's end sends the calls that it reached; a rank that waits for it in another one answers."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
-_installed = False
+_worlds: list[Whereabouts] = []
 
 
 def final_barrier() -> None:
@@ -47,12 +50,11 @@ def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
     If all end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
-    its line is printed once. A SystemExit that the program raises itself is not noticed.
+    its line is printed once. A rank that ends in another way ends the others if they wait for it.
     """
-    global _installed
-    if _installed:
+    _worlds.append(communicator.whereabouts)
+    if len(_worlds) > 1:
         return
-    _installed = True
     excepthook, leave = sys.excepthook, sys.exit
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -69,6 +71,7 @@ def end_with_this_script(communicator: Communicator) -> None:
     sys.excepthook = failed
     sys.exit = builtins.exit = builtins.quit = exit
     everyone = communicator.duplicate()
+    backoff.in_waits = partial(_answer, everyone, {})
     atexit.register(_end, everyone)
 
 
@@ -77,21 +80,39 @@ def _note(code: int, message: str = "") -> None:
     _exit_code, _message = code, message
 
 
+def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> None:
+    while message := everyone.mpi.improbe(tag=_LEFT):
+        left |= message.recv()
+    for rank, reached in sorted(left.items()):
+        for where, arrivals in zip(_worlds, reached):
+            for wait in list(where.waiting.values()):
+                if rank in wait.ranks and not wait.for_itself and arrivals.get(wait.group, 0) < wait.number:
+                    text = f"rank {rank} ended its program while rank {everyone.rank} waits for it in {wait.call}."
+                    everyone.mpi.send(f"{text} End the program on all ranks, or raise an error.", rank, _WAITS)
+                    return
+
+
 def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
-    all_here, backoff = everyone.mpi.Ibarrier(), Backoff()
+    backoff.in_waits = None
+    all_here, pause, sent = everyone.mpi.Ibarrier(), backoff.Backoff(), []
     deadline = time.monotonic() + GRACE
     while not all_here.Test():
-        if _exit_code and time.monotonic() > deadline:
-            if _message:
-                print(_message, file=sys.stderr)
-                time.sleep(PASSED_ON)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            abort_at_exit(_exit_code)
-            return
-        backoff.wait_unless(False)
+        if time.monotonic() > deadline:
+            if _exit_code:
+                if _message:
+                    print(_message, file=sys.stderr)
+                    time.sleep(PASSED_ON)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                abort_at_exit(_exit_code)
+                return
+            reached = {everyone.rank: [where.arrivals for where in _worlds]}
+            sent = sent or [everyone.mpi.isend(reached, rank, _LEFT) for rank in everyone.ranks]
+            if answer := everyone.mpi.improbe(tag=_WAITS):
+                _note(1, f"istmpi: {answer.recv()}")
+        pause.wait_unless(False)
     for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
         print(message, file=sys.stderr)
     if _message and _exit_code > 1:  # Python itself ends with 1 after any exception

@@ -251,11 +251,12 @@ class Evaluator:
     def fitted_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
 
-        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local.
+        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local. Every
+        rank has at least one, or two with batch normalisations; some are then repeated.
         """
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
-        count = min(len(rows), FITTED_ON)
+        count = max(min(len(rows), FITTED_ON), share * (1 + bool(self._architecture.batch_norms)))
         rows = rows[np.arange(count) * len(rows) // count]
         batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._architecture.dtype)
         weights = self._run.train.exit_weights

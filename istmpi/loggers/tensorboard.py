@@ -10,7 +10,7 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """Steps are rounds. If a run is resumed after a completed round, TensorBoard drops its records of later rounds."""
+    """Steps are rounds. TensorBoard drops the records of rounds that a later job of the run repeats."""
 
     name = "tensorboard"
 
@@ -20,7 +20,7 @@ class TensorBoard(Logger):
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         done = training.rounds_done
         path = str(folder.path / "tensorboard")
-        self._writer = self._module.SummaryWriter(path, purge_step=done + 1 if done else None)
+        self._writer = self._module.SummaryWriter(path, purge_step=done + 1)
         settings = "".join(f"    {line}\n" for line in training.run.toml().splitlines())
         self._writer.add_text("run.toml", settings, done)
 

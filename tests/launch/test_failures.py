@@ -154,6 +154,9 @@ SCRIPT_WAYS = {
     "leaves with a number after the others": ("if failing: time.sleep(1); sys.exit(5)\nsys.exit()", 5),
     "all leave with a number": ("sys.exit(7)", 7),
     "well": ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
+    "sys.exit as if all were done": ("if failing: sys.exit(0)", 1),
+    "raises SystemExit": ("if failing: raise SystemExit", 1),
+    "all leave, one later": ("comm.barrier()\nif failing: time.sleep(5)\nsys.exit()", 0),
 }
 
 
@@ -168,6 +171,9 @@ def test_a_script_that_uses_the_library_ends_on_all_ranks_when_one_fails(mpirun,
     result = mpirun(3, "python", script, timeout=30)
     assert result.returncode == code, result
     assert ("RuntimeError: the last rank is out" in result.stderr) == (way == "raises")
+    waits = "istmpi: rank 2 ended its program while rank 0 waits for it in barrier. "
+    left = [waits + "End the program on all ranks, or raise an error."] * (code == 1 and way != "raises")
+    assert [line.replace("rank 1 waits", "rank 0 waits") for line in result.errors] == left
 
 
 @pytest.mark.parametrize(

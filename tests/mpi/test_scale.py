@@ -139,6 +139,14 @@ def outputs_of_one(training, factor, x):
     return hidden @ weights["labels.linear.weight"].T * factor
 
 
+@pytest.mark.parametrize("norm", ["batch", "none"])
+def test_factors_are_fitted_on_fewer_examples_than_ranks(comm, norm):
+    few = {"model__norm": norm, "model__output_norm": False, "evaluate__calibration_examples": 2}
+    training, _ = trained(comm, model__scale="fitted", train__rounds=2, **few)
+    factors = training.store.fitted.values()
+    assert factors and all(0 < factor < np.inf for factor in factors)
+
+
 def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
     """Ranks train the very network that is evaluated; what was dealt out by then is not fitted any more."""
     settings = numbers(comm, shared_tmp) | {"method__finish": "local-sgd:50%", "train__rounds": 4}

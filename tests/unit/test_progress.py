@@ -16,6 +16,7 @@ from istmpi.comm import world
 from istmpi.evaluation.evaluator import Score
 from istmpi.training.progress import LastRound, Pace, Progress
 from istmpi.training.run import run_training
+from istmpi.units import duration
 
 HOSTS = ["a", "b", "c", "node-17"]
 
@@ -48,6 +49,11 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     said = console.file.getvalue()
     assert "3/10" in said and "loss 0.3333" in said and left in said
     assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
+
+
+def test_a_duration_is_rounded_before_its_unit_is_chosen():
+    written = [duration(seconds) for seconds in (59.94, 59.97, 60, 3599.6)]
+    assert written == ["59.9 s", "1 min 0 s", "1 min 0 s", "1 h 00 min"]
 
 
 def test_the_live_view_has_the_score_on_the_validation_split_while_training_goes_on():
