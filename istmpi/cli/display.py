@@ -68,7 +68,7 @@ class LiveView:
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console."""
+    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor back."""
 
     every_evaluation = True
 

@@ -97,7 +97,10 @@ def resolve(
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
 ) -> Run:
-    """Return the run that a command line describes."""
+    """Return the run that a command line describes.
+
+    Raises ConfigError for a wrong setting, and for one of ``refused``, which names the option to use instead.
+    """
     run = run or DEFAULT
     loaded = Run.load(run)
     changed = changes(assignments, options, loaded.model.name)

@@ -121,7 +121,7 @@ class Architecture:
         return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
-        """Build the network at the given lengths.
+        """Build the network at the given lengths. ConfigError if a parameter has another shape than its pattern.
 
         If ``scale`` is given, sums over units and the outputs of blocks' ends are multiplied by their `factor`. A block
         whose unit, such as ``blocks[3]``, has the length 0 becomes the identity.

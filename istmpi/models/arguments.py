@@ -67,7 +67,7 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the arguments of a built-in network, checked without calling its constructor. Unknown names pass.
 
-    An integer for hidden counts as a list.
+    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for an argument of a wrong type.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -104,7 +104,7 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """Return the network of this name.
+    """Return the network of this name. Raises ConfigError if the settings do not fit it or the data.
 
     ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task; for such a
     task, settings may give shape, features and outputs. ``network``: the class; without it, the code of ``name`` is

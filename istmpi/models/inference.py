@@ -155,7 +155,8 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
 def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
     """The readings that a class declares by ``AXES = {parameter: pattern}``, by width.
 
-    A declared reading of an axis replaces the inferred ones, and is proved like them.
+    A declared reading of an axis replaces the inferred ones, and is proved like them. ConfigError if AXES does not fit
+    the network.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}

@@ -108,7 +108,7 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 def _evaluated(
     network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
 ) -> tuple[Recorder, dict[str, bool], int, str]:
-    """Record a forward pass in evaluation.
+    """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not called.
 
     Also returns: the products that are called, each with False if its outputs go unchanged into one call of a batch
     normalisation and nowhere else; the number of exits; and the product whose output the network returns unchanged, or
@@ -149,7 +149,10 @@ def _evaluated(
 
 
 def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
-    """Record a forward pass in training. Also returns True if the pass draws random numbers."""
+    """Record a forward pass in training. Also returns True if the pass draws random numbers.
+
+    Raises ConfigError if the network cannot be trained.
+    """
     before = _contents(module.named_buffers())
     recorder, outputs, draws = followed(network, module, True)
     if not outputs.requires_grad:
@@ -213,8 +216,8 @@ def _initial(
 ) -> tuple[float, float]:
     """Return bound and centre of a parameter's initial values, from its contents in two constructions.
 
-    The bound of a factor of products follows from their number of inputs, that of an embedding from its width. Others
-    keep mean and standard deviation.
+    Equal contents have the bound 0. The bound of a factor of products follows from their number of inputs, that of an
+    embedding from its width. Others keep mean and standard deviation. ConfigError if a value is not finite.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
@@ -234,8 +237,9 @@ def _initial(
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
     """Return the layers that compute the same wherever their weights' rows are, with the names of their parameters.
 
-    Each layer has its weight only during its own call. The outputs must equal those of the ordinary network to the last
-    bit. A layer is left out if its weight is read elsewhere.
+    A small network is tried, or the full one if that fails. Each layer has its weight only during its own call. The
+    outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is read
+    elsewhere.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():

@@ -64,7 +64,7 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """Build the network with few units of the width, the first number that works.
+        """Build the network with few units of the width, the first number that works. ConfigError if none does.
 
         Widths that share an axis with this width, or with a width that shares one with it, keep their length.
         """

@@ -23,7 +23,7 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold.
+    """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the block's.
 
     If the block returns a tuple of length ``outputs``, all elements except the first are None. ``made``: a value to
     return instead.

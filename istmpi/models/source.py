@@ -35,7 +35,10 @@ class Source:
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
-    """The class FILE.py:Class or package.module:Class, and its source; runs the code."""
+    """The class FILE.py:Class or package.module:Class, and its source; runs the code.
+
+    Raises ConfigError if the class or its source cannot be read.
+    """
     kind, module = load_class(name)
     try:
         return kind, _source_of(kind, module)

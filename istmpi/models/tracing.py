@@ -92,7 +92,10 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
 def trace(
     network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
 ) -> dict[str, Any]:
-    """Return the fields of `Table` about a network's operators, in terms of these widths and blocks."""
+    """Return the fields of `Table` about a network's operators, in terms of these widths and blocks.
+
+    Raises ConfigError if the network cannot be run.
+    """
     full = full or followed(network, built(network), True)[0]
     family = Family.of(network, lengths, full)
     operators: Counter[Operator] = Counter()

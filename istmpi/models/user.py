@@ -103,7 +103,10 @@ class UserNetwork:
         return settings
 
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
-        """Build the network, with other lengths of some widths."""
+        """Build the network, with other lengths of some widths.
+
+        Raises ConfigError if that fails, makes no torch.nn.Module, or leaves a parameter without a shape.
+        """
         from torch import nn
         from torch.nn.parameter import is_lazy
 
@@ -184,7 +187,7 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side.
+        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if that fails.
 
         If there is an ``example``, all floating-point outputs form a single row.
         """

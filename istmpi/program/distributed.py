@@ -43,7 +43,10 @@ class Distributed:
     dict for ``forward(**example)``. ``optimizer``: a name, or a function that takes a list of parameters and returns an
     optimizer; ``groups`` and ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's
     number of training examples and its batch size, for a method that counts passes over them (fedavg). All other
-    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function (docs/own-loop.md).
+    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that yields pairs of a name
+    and a tensor; only rank 0 calls it.
+
+    Raises ConfigError on every rank if the network or the settings cannot be trained.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return the cost of a round: bytes of all ranks, FLOPs and memory of the largest rank."""
+        """Return the cost of a round before it is run: bytes of all ranks, FLOPs and memory of the largest rank."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,

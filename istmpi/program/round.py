@@ -43,7 +43,7 @@ class Round:
 
     @property
     def module(self) -> nn.Module:
-        """The network that this rank trains, of the user's class."""
+        """The network that this rank trains: of the user's class, with the widths that this rank was dealt."""
         return self._method.subnet.network
 
     @property
@@ -71,7 +71,8 @@ class Round:
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
         loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
-        rank has its own data set. This rank gets the batches of `istmpi.program.streams.Stream`.
+        rank has its own data set. Batches are as the loader makes them; `istmpi.program.streams.Stream` says which ones
+        this rank gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
@@ -147,7 +148,7 @@ class Round:
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the present local step as taken although no weights move."""
+        """Count the present local step as taken although no weights move, e.g. when a `GradScaler` skips it."""
         self._taken = True
 
     def finished(self) -> bool:

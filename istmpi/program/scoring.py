@@ -1,4 +1,5 @@
-"""Scores the full network by a user's function, and calibrates its batch normalisations."""
+"""Scores the full network by a user's function, which passes batches through the network. With a further loader, the
+function also calibrates the batch normalisations."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any; return True if moments are known."""
+        """Calibrate again on the last loader, if any; return True if moments are known after this round."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

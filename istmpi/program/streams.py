@@ -28,7 +28,7 @@ from istmpi.trees import tensors_of
 
 class Rows(Split):
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
-        """``inputs``: the inputs of every batch."""
+        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any indices."""
         self._count, self._inputs = count, inputs
 
     def __len__(self) -> int:
@@ -250,7 +250,10 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size."""
+    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size.
+
+    This includes loaders without shuffling, which would give all ranks the same batches.
+    """
     if not _is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
@@ -261,7 +264,8 @@ def draws_at_random(loader: Iterable[Any]) -> bool:
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    Global random numbers that the loader draws depend on the seed alone. A rank reads only its own batches if it can.
+    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
+    map-style data set, a rank reads only its own batches; otherwise it reads all.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

@@ -133,7 +133,10 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`."""
+    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`.
+
+    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
+    """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
@@ -155,7 +158,10 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
-    """Return the names of the runs' data sets. Different contents under one name count as several."""
+    """Return the names of the runs' data sets. Different contents under one name count as several.
+
+    A run without a name is counted to the only named data set.
+    """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
     several = {

@@ -58,7 +58,8 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like ``curve.json``.
 
-    ``left_out`` gets the message about an unreadable run of a folder if another run can be read.
+    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is one of a folder, and
+    another run can be read.
     """
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
