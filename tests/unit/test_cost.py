@@ -264,7 +264,7 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
 
 
 def test_more_ranks_than_units_are_refused_by_name():
-    with pytest.raises(ConfigError, match="hidden1 has 4000 units, but the run has 4001 ranks"):
+    with pytest.raises(ConfigError, match="hidden1 has 4,000 units, but the run has 4,001 ranks"):
         cost(run(), NETWORK, 4001)
     with pytest.raises(ConfigError, match="method.name = 'lst' is not known; did you mean ist?"):
         cost(run(name="lst"), NETWORK, 2)
