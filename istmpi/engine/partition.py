@@ -52,8 +52,8 @@ def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares:
             )
         if lengths[name] < ranks:
             raise ConfigError(
-                f"{name} has {counted(lengths[name], 'unit')}, but the run has {counted(ranks, 'rank')}; every rank needs at "
-                f"least one. Use fewer ranks or widen {name}."
+                f"{name} has {counted(lengths[name], 'unit')}, but the run has {counted(ranks, 'rank')}; every rank "
+                f"needs at least one. Use fewer ranks or widen {name}."
             )
     if shares is not None:
         if len(shares) != ranks:
