@@ -111,8 +111,8 @@ class MethodSpec:
         if not self.deals:
             return ()
         for name in run.method.partition or ():
-            architecture.require_dealable((name,), False)
             if name not in architecture.groups:
+                architecture.require_dealable((name,), False)
                 raise ConfigError(
                     f"method.partition: {name} is not a unit group of this "
                     f"model{did_you_mean(name, architecture.groups)}"
