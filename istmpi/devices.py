@@ -9,6 +9,8 @@ from torch import nn
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 
+HOST = torch.device("cpu")
+
 # A pull fills fresh tensors: with pages of 2 MiB the kernel hands them over in half the time. torch reads this when it
 # first allocates; a user's own setting stands.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -24,6 +26,11 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local.rank % torch.cuda.device_count())
+
+
+def with_room(device: torch.device, nbytes: float) -> torch.device:
+    """Return this device, or the host's if a GPU has less than twice these bytes free."""
+    return HOST if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes else device
 
 
 def usable_cores() -> list[int]:

@@ -123,7 +123,7 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
 
 
 def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
-    settings = {"num_features": len(tensors["running_mean"]), "eps": 0.0, "affine": affine}
+    settings = {"num_features": len(tensors["running_mean"]), "eps": 1e-30, "affine": affine}
     return Layer(name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()})
 
 

@@ -8,7 +8,7 @@ from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.images.split import resized
 from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, own_source, runnable
-from istmpi.devices import choose_threads
+from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
@@ -60,7 +60,8 @@ def evaluate(
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:
         choose_threads(run.train.threads, local)
-    evaluator = Evaluator(run, network, data, store, communicator, header.ranks)
+        device = choose_device("cpu" if run.train.device == "cpu" else "auto", local)
+    evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
     if header.blocks:
         evaluator.arrange(deal_of(header, network), "blocks")
     if calibrate:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from istmpi.comm import Communicator
+from istmpi.devices import HOST
 from istmpi.engine.axes import narrowed
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
@@ -67,11 +68,19 @@ class SharedBlocks:
     labels = None
     same_examples = True
 
-    def __init__(self, architecture: Architecture, store: ParameterStore, communicator: Communicator, deal: Partition):
+    def __init__(
+        self,
+        architecture: Architecture,
+        store: ParameterStore,
+        communicator: Communicator,
+        deal: Partition,
+        device: torch.device = HOST,
+    ):
+        self.device = device
         self._store, self._communicator, self.deal = store, communicator, deal
         self._architecture = architecture
         numbers = range(communicator.rank, deal.ranks, communicator.size)
-        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks])
+        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks]).to(device)
         self._weight = 1.0 if numbers else 0.0  # a rank beyond the last subnet repeats one, which must not count
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, from the last calibration."""
@@ -83,13 +92,13 @@ class SharedBlocks:
             layer.moments = None
         calibrate(self.module, layers, inputs)
         for moments in self._communicator.allgather({name: layer.moments for name, layer in layers.items()}):
-            self.moments |= moments
+            self.moments |= mapped(torch.Tensor.cpu, moments)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
-            layer.moments = moments[name]
+            layer.moments = mapped(lambda values: values.to(self.device), moments[name])
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Outputs:
@@ -104,10 +113,10 @@ class SharedBlocks:
                 parameter.data = parameter.data.new_empty(0)
 
     def _summed(self, outputs: torch.Tensor) -> torch.Tensor:
-        flat = (outputs * self._weight).reshape(-1)
+        flat = (outputs * self._weight).reshape(-1).cpu()
         for part in flat.split(STEP):
             part.copy_(torch.from_numpy(self._communicator.allreduce_sum(part.numpy())))
-        return flat.view(outputs.shape)
+        return flat.view(outputs.shape).to(self.device)
 
     def _take_weights(self) -> None:
         store, deal, parameters = self._store, self.deal, self._architecture.parameters
@@ -121,7 +130,7 @@ class SharedBlocks:
             }
             Transfer(parameters, store.owners, layout, store.rank).run(store.tensors, tensors, self._communicator)
             for name, parameter in self.module.weights.get(numbers[store.rank], {}).items():
-                parameter.data = tensors[name]
+                parameter.data = tensors[name].to(self.device)
 
 
 def with_values(architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]) -> Blocks:

@@ -18,6 +18,7 @@ from istmpi.cost.calibration import evaluation_share
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.devices import HOST, with_room
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
@@ -66,8 +67,12 @@ class Evaluator:
         store: ParameterStore,
         communicator: Communicator,
         trained_on: int | None = None,
+        device: torch.device = HOST,
     ):
-        """``trained_on``: the number of ranks in training, if it differs from the number here."""
+        """``trained_on``: the number of ranks in training, if it differs from the number here.
+
+        ``device``: where networks run that a GPU has room for.
+        """
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._architecture, self._store = architecture, store
         self._local = run.data.placement == "local"
@@ -85,8 +90,9 @@ class Evaluator:
             passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
         self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
+        device = with_room(device, sum(values.nbytes for values in store.tensors.values()) * communicator.size)
         self.network: FullNetwork | SharedBlocks = FullNetwork(
-            architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units
+            architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units, device
         )
         self._merged, self.form = self.network, "merged"
         self._blocks: SharedBlocks | None = None
@@ -121,7 +127,7 @@ class Evaluator:
         if not deal.units or form == "merged":
             return
         if self._blocks is None or self._blocks.deal.digest != deal.digest:
-            self._blocks = SharedBlocks(self._architecture, self._store, self._communicator, deal)
+            self._blocks = SharedBlocks(self._architecture, self._store, self._communicator, deal, self._merged.device)
         networks = {"merged": self._merged, "blocks": self._blocks}
         if form == "best":
             split, rows = self._dataset.splits.get("validation"), None
@@ -163,7 +169,7 @@ class Evaluator:
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._dataset.targets is None:
             return outputs, targets
-        mean, std = (torch.from_numpy(values).to(outputs.dtype) for values in self._dataset.targets)
+        mean, std = (torch.from_numpy(values).to(outputs) for values in self._dataset.targets)
         return outputs * std + mean, targets * std + mean
 
     def _ranked(self, split: Split, rows: np.ndarray) -> Score:
@@ -171,11 +177,12 @@ class Evaluator:
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
             first, ranks = 0 if labels is None else labels.start, self._communicator.size
-            numbers = parts_of(outputs_of(outputs)[-1], first, batch.targets, self._task.kind)
+            targets = batch.targets.to(HOST)
+            numbers = parts_of(outputs_of(outputs)[-1].cpu(), first, targets, self._task.kind)
             if labels is None:
-                return ranking.sums([numbers], batch.targets)
+                return ranking.sums([numbers], targets)
             flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
-            return ranking.sums(flat.reshape(ranks, *numbers.shape), batch.targets)
+            return ranking.sums(flat.reshape(ranks, *numbers.shape), targets)
 
         sums = self._sum_over(split, rows, (Ranking.size,), totals_of)
         scores = Ranking.scores(sums)
@@ -214,7 +221,7 @@ class Evaluator:
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
         for part in islice(self._batches(len(rows), step), first, None, step):
-            yield split.batch(rows[part]).to("cpu", self._architecture.dtype)
+            yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
 
     @property
     def _spread(self) -> bool:
@@ -231,7 +238,8 @@ class Evaluator:
         rows, ranks = self._sample(), self._communicator.size
         if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
-        self.network.calibrate(*self._dataset.train.batch(rows).to("cpu", self._architecture.dtype).inputs)
+        batch = self._dataset.train.batch(rows).to(self.network.device, self._architecture.dtype)
+        self.network.calibrate(*batch.inputs)
 
     def temperature(self, split: str) -> float:
         """Fit a classifier's temperature on a split's scored examples, or for "train" on the calibration sample."""
@@ -241,8 +249,8 @@ class Evaluator:
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
         for batch in self._own_batches(examples, rows):
-            logits.append(outputs_of(self.network(*batch.inputs))[-1].double())
-            labels.append(batch.targets)
+            logits.append(outputs_of(self.network(*batch.inputs))[-1].double().cpu())
+            labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()
         fitted = fitted_temperature(torch.cat(logits), torch.cat(labels), self._summed)

@@ -104,9 +104,9 @@ class OwnExamples:
             x = torch.empty(0, layer.num_features, 1, dtype=dtype) if x is None else x
             axes, total = [0, *range(2, x.ndim)], self._communicator.allreduce_sum
             count = float(total(np.array(x.numel() // layer.num_features)))
-            mean = torch.from_numpy(total(x.sum(dim=axes).numpy())) / count
+            mean = torch.from_numpy(total(x.sum(dim=axes).cpu().numpy())).to(x.device) / count
             centre = x.mean(dim=axes[1:], keepdim=True) if layer.each else mean.view(-1, *[1] * (x.ndim - 2))
-            variance = torch.from_numpy(total(((x - centre) ** 2).sum(dim=axes).numpy())) / count
+            variance = torch.from_numpy(total(((x - centre) ** 2).sum(dim=axes).cpu().numpy())).to(x.device) / count
             self.moments.setdefault(name, []).append((mean, variance))
             return mean, variance
 

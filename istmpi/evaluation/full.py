@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from istmpi.comm import Communicator
+from istmpi.devices import HOST
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
@@ -22,7 +23,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.leaves import leaves_of, prepare
 from istmpi.models.norms import BatchNorm, averaged, calibrating, moments_of
 from istmpi.models.trials import seeded
-from istmpi.trees import call
+from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -46,11 +47,14 @@ class FullNetwork:
         local_examples: bool = False,
         spread: bool = False,
         by_units: bool = False,
+        device: torch.device = HOST,
     ):
         """``spread``: the outputs of a sharded head are not gathered (`labels`).
 
         ``by_units``: for a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
+        ``device``: where the network runs, unless parts of it, or all nodes of a graph, are in host memory.
         """
+        self.device = HOST if sharded or by_units or architecture.nodes[1] else device
         self._by_units = by_units
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
@@ -107,12 +111,12 @@ class FullNetwork:
         if self._own:  # this rank may have skipped a layer, if the network branches on values
             for name, moments in self._own.moments.items():
                 layers[name].moments = averaged(moments)
-        self.moments = {name: layer.moments for name, layer in layers.items()}
+        self.moments = {name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()}
 
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.with_weights().items():
-            layer.moments = moments[name]
+            layer.moments = mapped(self._here, moments[name])
         self.moments = moments
 
     @torch.no_grad()
@@ -135,17 +139,22 @@ class FullNetwork:
         if self._scale != self._store.full_scale:  # also true before the first build
             self._build()
         for name, parameter in self._gathered.items():
-            parameter.data = self._store.whole(name, self._communicator)
+            parameter.data = self._here(self._store.whole(name, self._communicator))
         layers = self._architecture.batch_norm_layers(self.module)
         for layer in layers.values():
             layer.moments = None
         return layers
+
+    def _here(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.device)
 
     def _build(self) -> None:
         architecture, store = self._architecture, self._store
         self._scale = store.full_scale
         self.module = architecture.without_values({} if self._by_units else self._scale).eval()
         self._gathered = prepare(self.module, self._sharded)
+        if self.device != HOST:
+            self.module.to(self.device)
         self._moments_of = moments_of
         for module in self.module.modules():
             module.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())

@@ -14,13 +14,13 @@ from torch import nn
 
 from istmpi import rng
 from istmpi.data.callable.split import drawing
+from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError
 from istmpi.program.round import require_on
 from istmpi.program.streams import examples_in, own_batches
 from istmpi.training.loop import Training
-from istmpi.trees import tensors_of
+from istmpi.trees import mapped, tensors_of
 
-HOST = torch.device("cpu")
 ScoreOf = Callable[[nn.Module, Any], Any]
 
 
@@ -48,10 +48,12 @@ class Scoring:
                 self.require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            self._job.guard(full.module, lambda _, *given: require_on(HOST, "the network to evaluate is", *given))
+            self._job.guard(
+                full.module, lambda _, *given: require_on(full.device, "the network to evaluate is", *given)
+            )
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
-                    returned = score(full.module, batch)
+                    returned = score(full.module, self._here(batch))
                     values, rows = _sums_of(returned, examples_in(batch))
                     if count and not isinstance(returned, tuple):
                         self._look_at(batch)
@@ -63,6 +65,11 @@ class Scoring:
             full.finish()
             full.release()
             return self._over_ranks(sums, count)
+
+    def _here(self, batch: Any) -> Any:
+        """Return a batch whose tensors in host memory are moved to the network."""
+        device = self._training.evaluator.network.device
+        return mapped(lambda x: x.to(device) if x.device == HOST else x, batch)
 
     def _look_at(self, batch: Any) -> None:
         if not self._noted and len({len(each) for each in tensors_of(batch) if each.ndim}) > 1:
@@ -100,7 +107,7 @@ class Scoring:
             batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
             if (batch := next(batches, None)) is None:
                 raise ConfigError("calibrate: the loader has no batch.")
-        full.calibrate_by(lambda: score(full.module, batch))
+        full.calibrate_by(lambda: score(full.module, self._here(batch)))
         if None not in full.moments.values():
             training.calibrated_after = training.rounds_done
 

@@ -170,7 +170,8 @@ class Prepared:
         self._make_evaluator()
 
     def _make_evaluator(self) -> None:
-        self.evaluator = Evaluator(self.run, self.architecture, self.dataset, self.store, self.communicator)
+        data, ranks = self.dataset, self.communicator
+        self.evaluator = Evaluator(self.run, self.architecture, data, self.store, ranks, device=self.device)
 
     def _have_the_right_size(self) -> None:
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
