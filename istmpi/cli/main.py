@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -16,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from istmpi import __version__, comm, renamed
+from istmpi import __version__, comm
 from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
 from istmpi.foreign import left, left_at, one_line, past_a_limit, staying
 from istmpi.signals import SIGNALS
@@ -48,9 +47,6 @@ class LazyGroup(click.Group):
                 yield name, file.readline().strip('"\n')
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name in renamed.COMMANDS:
-            renamed.tell(f"istmpi {name}", f"istmpi {renamed.COMMANDS[name]}")
-            name = renamed.COMMANDS[name]
         if name not in self._names:
             raise ConfigError(f"no command {name}{did_you_mean(name, self._names)}")
         return _command(name)
@@ -122,7 +118,6 @@ def istmpi() -> None:
 
 def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
     comm.announce(sys.argv[1:])
-    warnings.showwarning = _show(warnings.showwarning)
     os._exit = _never_done(os.getpid(), os._exit)
     _open_streams()
     if comm.launched()[0] and _needs_no_ranks():
@@ -184,16 +179,6 @@ def _to_nowhere(number: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-def _show(others: Callable[..., None]) -> Callable[..., None]:
-    def show(message: Warning, category: type[Warning], *about: object) -> None:
-        if not issubclass(category, renamed.RenamedWarning):
-            others(message, category, *about)
-        elif comm.launched()[0] == 0:
-            print(f"istmpi: {message}", file=sys.stderr, flush=True)
-
-    return show
-
-
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     """Run the program. Return its exit code, and True if every rank ends by itself, so that none must be aborted."""
     try:
@@ -230,12 +215,6 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
         return 1, False
 
 
-OPTIONS_OF_OLDER_VERSIONS = {
-    "--resample": "; it is --redeal now.",
-    "--reckon": "; the demo always predicts: leave it out.",
-}
-
-
 def _plainly(error: click.ClickException) -> str:
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
@@ -248,7 +227,6 @@ def _plainly(error: click.ClickException) -> str:
             end = error.option_name.replace("--", ".").replace("-", "_")
             settings = [f"--set {each.name}=VALUE" for each in every_setting() if f".{each.name}".endswith(end)]
             cure = f"; it is {' or '.join(settings)}." if settings else cure
-        cure = OPTIONS_OF_OLDER_VERSIONS.get(error.option_name, cure)
         message = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
         message = f"{message} See: {error.ctx.command_path} --help"

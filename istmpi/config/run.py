@@ -19,12 +19,12 @@ from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Tra
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
+from istmpi.gone import is_gone, without_gone
 from istmpi.methods import METHODS
 from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
 from istmpi.names import class_of, is_module, is_own
 from istmpi.record import SETTINGS as SAVED_AS
-from istmpi.renamed import SETTINGS, current, is_gone, tell
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
 SHIPPED = Path(__file__).parents[1] / "runs"
@@ -72,11 +72,11 @@ class Run:
             _require_one_length([f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name)
         except DataError as error:
             raise ConfigError(str(error)) from None
-        return _build(Run, current({"name": path.stem, **tree}, path.name), "", path.name)
+        return _build(Run, without_gone({"name": path.stem, **tree}, path.name), "", path.name)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
-        return _build(Run, current(tree, source, aloud=False), "", source)
+        return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
         """Return the run with some settings replaced, such as ``{"method.local_steps": 20}``."""
@@ -90,9 +90,7 @@ class Run:
         for dotted, value in settings.items():
             if is_gone(dotted, value, source):
                 continue
-            if dotted in SETTINGS:
-                tell(dotted, SETTINGS[dotted], source)
-            *sections, key = SETTINGS.get(dotted, dotted).split(".")
+            *sections, key = dotted.split(".")
             branch = tree
             for section in sections:
                 branch = branch.setdefault(section, {})
