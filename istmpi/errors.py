@@ -76,7 +76,7 @@ class StuckError(IstmpiError):
 
 
 LONGEST_WORD = 100
-"""The longest word to compare: nobody mistypes a longer one, and comparing takes its length squared."""
+"""The longest word to compare, in characters: longer ones are not mistyped, and take quadratic time."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -46,7 +46,7 @@ Kind = TypeVar("Kind")
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file as a ``kind``, which reads its structure. Raises a one-line DataError, with ``cure``, if damaged."""
+    """Open a file; yield ``kind(path, file)``. Raises a one-line DataError, with ``cure``, if damaged or missing."""
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:

@@ -11,7 +11,7 @@ YIELDING = 1e-3
 LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
-"""Polls in vain before a rank yields its core at all."""
+"""Unsuccessful polls before a rank first yields its core."""
 in_waits: Callable[[], None] | None = None
 """Waits of more than `YIELDING` seconds call this function before every sleep."""
 

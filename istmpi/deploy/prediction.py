@@ -124,7 +124,10 @@ def node_lines(
     all_outputs: bool,
     form: str,
 ) -> Iterator[str]:
-    """Yield a line for every node of a prepared graph: its class and probability, or the probability of each label."""
+    """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph ``source``.
+
+    Raises DataError if it is no prepared graph with ``features`` features for each node.
+    """
     logits = network.of_graph(_graph(source, features))
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))

@@ -1,4 +1,4 @@
-"""An optimizer from a user's program: of torch or a class of its own, with parameter groups and a schedule."""
+"""An optimizer from a user's program (torch's class or the user's), with parameter groups and a schedule."""
 
 from __future__ import annotations
 

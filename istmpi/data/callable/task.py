@@ -39,7 +39,7 @@ class _Task(OwnTask):
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     """Return the functions ``loss`` and ``score``, each with its class or module: the first of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages.
+    The keys of ``holders`` are names for messages. Raises ConfigError if one does not take (outputs, batch).
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
