@@ -262,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer, perhaps longer: fresh memory would cost a page fault for every 4 KiB."""
+        """Return a byte buffer, reused and perhaps longer: new memory would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

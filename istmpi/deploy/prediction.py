@@ -155,7 +155,7 @@ def ranked_lines(
 ) -> Iterator[str]:
     """Yield the ``top`` labels of each row with their probabilities, the largest first. ``form``: as for `lines`.
 
-    Those of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
+    Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are independent.
     """
     top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
     if form == "csv":

@@ -1,7 +1,8 @@
 """The loss and the score of a run on data of the user.
 
-They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. Beside
-a score may be ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets decides.
+They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. The place
+of a score may also define ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets
+decides.
 """
 
 import inspect
