@@ -7,7 +7,7 @@ from collections.abc import Callable
 from istmpi.comm.mpi import stand_in
 
 YIELDING = 1e-3
-"""Seconds of unsuccessful polls after which a rank sleeps. Earlier it only yields its core after each poll."""
+"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each."""
 LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
@@ -24,7 +24,7 @@ class Backoff:
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``: the first times not at all, then longer and longer."""
+        """Pause after a poll without ``progress``: not after the first, then longer and longer."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

@@ -2,7 +2,7 @@
 
 Values travel as bytes. `Traffic` counts those of arrays that this rank hands to MPI for other ranks, not of Python
 objects. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
-other ranks. `Whereabouts` knows meanwhile for which ranks it waits.
+other ranks. `Whereabouts` knows for which ranks it waits.
 """
 
 import pickle

@@ -28,7 +28,7 @@ _STATES = {
 
 _FOLDER = "stacks"
 _SECONDS_TO_WRITE = 3.0
-"""Seconds to wait until stack traces are written: the disk may hang."""
+"""Seconds to wait for files of stack traces: the disk may hang."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
 }
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
-"""Names of datasets that may be large; their blocks are verified when they are read."""
+"""Names of datasets that may be large."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:

@@ -1,4 +1,4 @@
-"""The deal of a round: the units (neurons, channels) of each group that every rank holds, that is, trains."""
+"""The deal of a round: the units (neurons, channels) of each group that every rank holds and trains."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
 A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
-compute the indices from the layouts, so none is sent. Building a Transfer is pure; tensors and the communicator are
-arguments of `Transfer.run`.
+compute the indices from the layouts, so none is sent. Building a Transfer is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 class OwnOptimizer:
-    """An optimizer and its schedule, given as functions. The optimizer is made anew for every subnet.
+    """An optimizer and its schedule, given as functions. Every subnet gets a new optimizer.
 
     ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps a pattern of
     parameter names, such as ``*.bias``, to the options of these parameters; the first matching pattern counts.
