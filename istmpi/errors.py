@@ -76,7 +76,7 @@ class StuckError(IstmpiError):
 
 
 LONGEST_WORD = 100
-"""The longest word to compare: nobody mistypes a longer one, and comparing takes its length squared."""
+"""The longest word to compare, in characters: longer ones are not mistyped, and take quadratic time."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -94,7 +94,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def kind_of(path: Path) -> str:
-    """Name the kind of a path that is not a regular file. Opening a pipe would wait until somebody writes to it."""
+    """Name the kind of a path that is not a regular file. Opening a pipe would wait for a writer."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

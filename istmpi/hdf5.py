@@ -46,7 +46,7 @@ Kind = TypeVar("Kind")
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file as a ``kind``, which reads its structure. Raises a one-line DataError, with ``cure``, if damaged."""
+    """Open a file; yield ``kind(path, file)``. Raises a one-line DataError, with ``cure``, if damaged or missing."""
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. Errors but MemoryError and istmpi's become a DataError; ConfigError, too."""
+    """A context that reads a file. ConfigError and all errors of other packages but MemoryError become a DataError."""
     try:
         yield
     except ConfigError as error:

@@ -111,7 +111,7 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read a file as `metrics` does. Raises DataError if it is unreadable or a line has no round."""
+        """Read a file's lines, except half a line at its end. Raises DataError if unreadable or a line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

@@ -33,7 +33,7 @@ class Receiver:
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 
     def listen(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the name of the first signal that comes, or that has come while nobody listened."""
+        """Call ``tell`` with the name of the first signal that comes, or that has come before."""
         with self._changing:
             self._tell = tell
             if self._untold:

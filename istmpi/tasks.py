@@ -84,7 +84,7 @@ class Task(ABC):
 
     @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
-        """Return the number of an example's outputs if they, not the network, fill memory first; else 0."""
+        """Return an example's number of outputs, if they limit the examples of a pass; 0 if the network does."""
         return 0
 
 

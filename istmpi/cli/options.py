@@ -110,7 +110,10 @@ def shape(option: str, text: str) -> tuple[int, ...]:
 
 
 def widths(option: str, text: str) -> list[int]:
-    """Return the lengths of all layers in ``1000-4000-200``: features, hidden widths, labels."""
+    """Return the lengths of all layers in ``1000-4000-200``: features, hidden widths, labels.
+
+    Raises ConfigError, with ``option``, unless ``text`` is at least three such numbers.
+    """
     expected = "features, hidden widths and labels, such as 1000-4000-4000-200"
     lengths = _whole_numbers(option, text, "-", expected)
     if len(lengths) < 3:

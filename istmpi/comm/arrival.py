@@ -1,6 +1,6 @@
 """Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
-`istmpi --version`, `--dry-run` and the like do not start MPI, which a process can start only once. Such a rank leaves
+`istmpi --version`, `--dry-run` and others do not start MPI, which a process can start only once. Such a rank leaves
 without telling the others, so the ranks that wait must notice it.
 """
 
@@ -103,7 +103,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone, since nobody else would."""
+    """Ends this process once its launcher is gone: nothing else does."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False

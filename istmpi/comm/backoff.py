@@ -7,11 +7,11 @@ from collections.abc import Callable
 from istmpi.comm.mpi import stand_in
 
 YIELDING = 1e-3
-"""Seconds of polling in vain in which a rank only yields its core after every poll. Later it sleeps."""
+"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each."""
 LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20
-"""Polls in vain before a rank yields its core at all."""
+"""Unsuccessful polls before a rank first yields its core."""
 in_waits: Callable[[], None] | None = None
 """Waits of more than `YIELDING` seconds call this function before every sleep."""
 
@@ -24,7 +24,7 @@ class Backoff:
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``: the first times not at all, then longer and longer."""
+        """Pause after a poll without ``progress``: not after the first, then longer and longer."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

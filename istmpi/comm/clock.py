@@ -32,7 +32,7 @@ class Clock:
             self._running.pop()
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of each phase since ``earlier``, a copy of `seconds`. Phases without any are left out."""
+        """Return the seconds of each phase since ``earlier``, a copy of `seconds`, without phases that took none."""
         spent = {phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()}
         return {phase: seconds for phase, seconds in spent.items() if seconds > 0}
 

@@ -2,7 +2,7 @@
 
 Values travel as bytes. `Traffic` counts those of arrays that this rank hands to MPI for other ranks, not of Python
 objects. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
-other ranks. `Whereabouts` knows meanwhile for which ranks it waits.
+other ranks. `Whereabouts` knows for which ranks it waits.
 """
 
 import pickle
@@ -262,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer, perhaps longer: fresh memory would cost a page fault for every 4 KiB."""
+        """Return a byte buffer, reused and perhaps longer: new memory would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

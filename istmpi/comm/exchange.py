@@ -1,8 +1,7 @@
 """An all-to-all exchange in pieces, of which a few are under way: the setting comm.exchange = "pieces".
 
 ``MPI_Alltoallv`` posts whole messages. If two ranks send to a third, each gets half of the third's line, and leaves
-half of its own line idle. Here a rank sends a piece to each of the ranks after it in turn. The effect:
-benchmarks/results/exchange-4.md, exchange-8.md.
+half of its own line idle. Here a rank sends a piece to each of the ranks after it in turn (docs/running.md).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _STATES = {
 
 _FOLDER = "stacks"
 _SECONDS_TO_WRITE = 3.0
-"""Seconds to wait for the files: the job may hang on the disk."""
+"""Seconds to wait for files of stack traces: the disk may hang."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def missing(
     """Return the ranks that have not reached the call of ``wait``, and those that do not answer.
 
     Ranks that wait for others are left out, unless all missing ranks do. ``silent_for``: seconds since a rank was first
-    asked in vain. ``seen``: each rank's last sighting and its age in seconds. ``states``: the state letters of
-    processes. ``limit``: a rank with progress in these last seconds counts as slow, otherwise as still.
+    asked without an answer. ``seen``: each rank's last sighting and its age in seconds. ``states``: the state letters
+    of processes. ``limit``: a rank with progress in these last seconds counts as slow, otherwise as still.
     """
     absent = []
     for member in members:
@@ -135,7 +135,7 @@ def missing(
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks that end the job: those silent for one deadline (``limit``), or still for two.
 
-    After a request to stop (``hurry``), a silent rank ends it at once, and a still one after one deadline.
+    After a request to stop (``hurry``), a silent rank ends the job at once, and a still one after a deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]

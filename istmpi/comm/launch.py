@@ -29,10 +29,10 @@ def announce(words: Sequence[str]) -> None:
 
 
 def world() -> Communicator:
-    """Return a new communicator of all ranks of this job. Raises LaunchError if they do not form one job, or
-    run different commands or versions.
+    """Return a new communicator of all ranks of this job. Collective.
 
-    In a user's own program, a failure on one rank ends all ranks from now on.
+    Raises LaunchError if the ranks do not form one job, or run different commands or versions. If ranks do not come,
+    the process ends with exit code 2. In a user's own program, a failure on one rank ends all ranks from now on.
     """
     global _agreed
     with expected():

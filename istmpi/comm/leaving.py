@@ -19,7 +19,7 @@ PASSED_ON = 0.5
 GRACE = 3.0
 """Seconds that a rank waits at the end of its script for the others, before it ends them or asks them to answer."""
 _LEFT, _WAITS = 1, 2
-"""Tags: a rank at its script's end sends the calls that it reached; a rank that waits for it in another one answers."""
+"""Tags: a rank at its script's end sends the calls that it reached; one that waits for it in another call answers."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""

@@ -114,7 +114,7 @@ _OF_THE_CONNECTION = (
     "ERR_PROC_FAILED",
     "ERR_PROC_FAILED_PENDING",
 )
-"""MPI's error classes for broken connections. Wrong arguments of ours do not cause them."""
+"""MPI's error classes for broken connections. Wrong arguments do not cause them."""
 
 
 def library() -> str:

@@ -20,7 +20,7 @@ def slot(packed: bytes, size: int) -> bytes:
 
 
 def needed(slots: bytes | bytearray, size: int) -> int:
-    """Return the size of slots in which all of these objects fit."""
+    """Return the slot size that the longest object in ``slots`` needs."""
     lengths = (slots[start : start + _LENGTH] for start in range(0, len(slots), size))
     return max(int.from_bytes(length, "little") for length in lengths) + _LENGTH
 

@@ -11,7 +11,7 @@ _BETWEEN_LOOKS = 1e-4
 
 
 class ThreadMailbox:
-    """Pickled messages over an MPI communicator that nobody else uses. Only one thread of each rank may call it."""
+    """Pickled messages over an MPI communicator that nothing else uses. Only one thread of each rank may call it."""
 
     def __init__(self, communicator: Any):
         self._mpi = communicator

@@ -54,7 +54,7 @@ class Run:
     def load(name_or_path: str) -> "Run":
         """Return the run in a TOML file or a run's folder, or the run of this name that ships with the package.
 
-        A folder's run is returned without its folder, to be trained anew. Raises ConfigError if it cannot be used.
+        A folder's run is returned without its folder, for a new training. Raises ConfigError if it cannot be used.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):

@@ -19,7 +19,7 @@ FREE = 2**28  # FLOPs: a fraction of a second
 
 
 def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """The FLOPs of the busiest rank between two evaluations. ``trained``: the number of training examples."""
+    """The busiest rank's FLOPs of products and norms between evaluations. ``trained``: number of training examples."""
     phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
     step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
     return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step

@@ -36,7 +36,7 @@ class Weights:
     names: tuple[str, ...]
     nbytes: int
     sharded: int
-    """Bytes that are sent if these weights are sharded; an upper bound for tables."""
+    """Bytes that are sent if these weights are sharded; an upper bound for embeddings."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,10 @@ class Archive:
             yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for seeking; a member of a tar file is first copied to a temporary file without a name."""
+        """Open a file for seeking; the caller closes it. A tar's member is first copied to a file without a name.
+
+        Raises DataError if the file cannot be read, OutputError if the copy cannot be written.
+        """
         self._read.add(name)
         if self._members_of is None:
             with self._named_damage():

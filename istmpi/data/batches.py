@@ -89,7 +89,10 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine."""
+    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine.
+
+    ``alpha`` is for ``by-label``. Raises DataError if a stream has no rows.
+    """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
         rows = _sharded(len(labels), stream, streams, seed)

@@ -103,7 +103,7 @@ def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first difference in conventions that two ``reading``s both have; empty if there is none."""
+    """Describe the first difference in what the ``reading`` of two data sets both have; empty if there is none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])

@@ -32,7 +32,7 @@ class Note:
 
 @dataclass
 class Notes:
-    """Decisions that a reader made by itself, and parts of the source that it left out."""
+    """A reader's own decisions, and the parts of the source that it left out."""
 
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)

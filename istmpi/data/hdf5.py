@@ -51,7 +51,7 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
 }
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
-"""Names of datasets that may be large; their blocks are verified when they are read."""
+"""Names of datasets that may be large."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -171,8 +171,8 @@ KEPT = 2**31
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return a function to call before rows are read: ``before``; for a map larger than `KEPT`, one that first lets go
-    of the map's pages, which count as memory of the process."""
+    """Return a function to call before rows are read: ``before``; for a map larger than `KEPT`, one that first
+    releases the map's pages, which count as the process's memory."""
     if x.nbytes <= KEPT:
         return before
 

@@ -101,7 +101,7 @@ def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
 
 
 def open_digits() -> Dataset:
-    """Return 1,797 real handwritten digits that come with the package, for a first run and for tests.
+    """Return 1,797 real handwritten digits that come with the package.
 
     8x8 pixels of 0 to 16, ten classes: the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
     C. Kaynak, UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0. ``digits.npz``

@@ -39,7 +39,7 @@ class Material:
     counts: Mapping[str, int]
     attributes: Mapping[str, Any]
     datasets: Mapping[str, Any]
-    """Arrays by their paths in the file; any object with shape, dtype and slicing will do."""
+    """Arrays by their paths in the file; an array is any object with shape, dtype and slicing."""
     skipped: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 

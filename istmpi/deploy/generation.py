@@ -41,7 +41,7 @@ def continuation(
     """Yield at most ``count`` tokens that follow a prompt, up to the ``end`` of its document.
 
     Each token is drawn by logits / temperature; temperature 0 takes the likeliest token. The draw depends only on the
-    seed and the token's number. Text longer than the window is cut to its later half, so that a cache is of use.
+    seed and the token's number. Text longer than the window is cut to its later half, so that a cache helps.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):

@@ -62,7 +62,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, with its state's tensors by their names there; in a chain ``getattr(torch.nn, kind)(**settings)``."""
+    """A module, with tensors by their names in its state; in a chain ``getattr(torch.nn, kind)(**settings)``."""
 
     name: str
     kind: str

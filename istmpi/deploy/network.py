@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory. It scores each example by itself.
 
-    ``calibrate_on``: data whose training split calibrates the network anew; needed if the checkpoint is not calibrated.
+    ``calibrate_on``: data whose training split calibrates the network; needed if the checkpoint is not calibrated.
     ``model``: the class of a user's own network; its code is run.
     """
 

@@ -124,7 +124,10 @@ def node_lines(
     all_outputs: bool,
     form: str,
 ) -> Iterator[str]:
-    """Yield a line for every node of a prepared graph: its class and probability, or the probability of each label."""
+    """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph ``source``.
+
+    Raises DataError if it is none, or does not have ``features`` features.
+    """
     logits = network.of_graph(_graph(source, features))
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
@@ -152,7 +155,7 @@ def ranked_lines(
 ) -> Iterator[str]:
     """Yield the ``top`` labels of each row with their probabilities, the largest first. ``form``: as for `lines`.
 
-    Those of all labels sum to 1 after training with ``softmax``; those of ``binary`` are independent.
+    Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are independent.
     """
     top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
     if form == "csv":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Pair = tuple[np.ndarray, np.ndarray]
 
 EXAMPLES = 3
-"""The number of examples in the traced pass. PyTorch would take 1 for a number that never changes."""
+"""The number of examples in the traced pass. PyTorch would treat 1 as a constant."""
 OPSET = 18
 TOLERANCE = 1e-4
 """The largest difference between the program's outputs and the network's, relative to the largest output."""

@@ -3,8 +3,8 @@
 Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the
 elements that two ranks have in common are an outer product, too, and every message is ``tensor[np.ix_(...)]``.
 
-There are three layouts. `Owners` is the layout of the weights between rounds. In a round the weights are in
-`istmpi.engine.partition.Partition` or, if nothing is dealt out, in `Replicated`.
+Between rounds, the layout of the weights is `Owners`. In a round it is `istmpi.engine.partition.Partition` or, if
+nothing is dealt out, `Replicated`.
 """
 
 from __future__ import annotations

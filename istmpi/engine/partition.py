@@ -1,4 +1,4 @@
-"""The deal of a round: the units (neurons, channels) of each group that every rank holds, that is, trains."""
+"""The deal of a round: the units (neurons, channels) of each group that every rank holds and trains."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from istmpi.units import counted
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
     """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for each rank.
 
-    Without ``shares`` the sizes differ by at most one. With ``shares``, the sizes are nearly proportional to these, and
-    at least one.
+    Without ``shares`` the sizes differ by at most one. With ``shares``, sizes are nearly proportional to the shares,
+    and at least one.
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]

@@ -55,7 +55,7 @@ class Route:
     wire: str = "float32"
     seed: int = 0
     largest: Largest | None = None
-    """The form of the largest changes, if ranks send only these of common weights; each rank then has its own slots."""
+    """The form of messages if ranks send only the largest changes of common weights. Slots then differ by rank."""
 
     @property
     def keeps_all(self) -> bool:

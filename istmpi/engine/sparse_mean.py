@@ -17,7 +17,7 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.store import Tensors
 
 ERROR, START = "error", "last-mean"
-"""The kinds of slots for a rank's unsent changes, and for its values at the last mean; owners never have them."""
+"""The kinds of slots for a rank's unsent changes, and for its values at the last mean. Owners have neither."""
 
 
 class SparseMean:

@@ -1,8 +1,7 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
 A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
-compute the indices from the layouts, so none is sent. Building a Transfer is pure; tensors and the communicator are
-arguments of `Transfer.run`.
+compute the indices from the layouts, so none is sent. Building a Transfer is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ class Transfer:
         exclude: Partition | None = None,
         wire: Wire | None = None,
     ):
-        """``exclude``: a deal. Elements of its dealt parameters move only if no rank holds them in it.
+        """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that deal.
 
         ``wire``: the form of values that are sent, and of a rank's own values in a mean; None for unchanged values.
         """
@@ -226,7 +225,7 @@ def _unpack(
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
 ) -> None:
-    """Write received blocks into their places in ``target``. If several ranks sent it, their mean in rank order."""
+    """Write received blocks into their places in ``target``; for one from several ranks, the mean in rank order."""
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):

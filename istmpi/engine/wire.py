@@ -32,8 +32,8 @@ VALUES_A_SCALE = 128
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
     """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent unchanged.
 
-    Some codecs are too coarse for slots: a second moment that is rounded to 0 allows steps of any length. With these,
-    slots are sent as bfloat16 (eight bits of precision), and so are tensors of one axis.
+    Some codecs are too coarse for slots: a second moment that is rounded to 0 allows steps of any length. If ``kind``
+    names such a codec, slots and tensors of one axis are sent as bfloat16 (eight bits of precision).
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT

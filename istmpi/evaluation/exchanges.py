@@ -63,7 +63,7 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange if each rank has examples of its own: rows of weights are sent to all ranks, one owner's at a time.
+    """The exchange if each rank has its own examples: rows of weights are sent to all ranks, one owner's at a time.
 
     All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
     leaf that any rank waits for is served, until no rank waits. Moments of normalisations are served after all leaves.

@@ -39,7 +39,7 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """Return the factors of least loss over all ranks' batches in `STEPS` steps from the store's factors. Collective.
+    """Find the factors of least loss over all ranks' batches: `STEPS` steps, from those of the store. Collective.
 
     ``loss``: a function of the network's outputs that returns the sum over this rank's batch.
     """

@@ -65,7 +65,7 @@ class FullNetwork:
         self.module: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
-        """The exchange for examples of each rank's own; None if it is not used."""
+        """The exchange for ranks with different examples; None if it is not used."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, from the last calibration."""

@@ -12,7 +12,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class ADMM(ReplicatedMethod):
-    """A method in which every rank has weights and a dual of its own; `publish` stores the consensus."""
+    """A method in which every rank has its own weights and dual; `publish` stores the consensus."""
 
     def fetched(self) -> None:
         tensors = self.subnet.tensors

@@ -21,7 +21,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class Codistillation(ReplicatedMethod):
-    """A method that fetches the other ranks' networks once a round, and never resets the optimizer's state."""
+    """A method that fetches the other ranks' networks each round after ``burn_in``; it keeps the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)

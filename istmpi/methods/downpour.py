@@ -17,7 +17,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class Downpour(ReplicatedMethod):
-    """A method in which every rank has a network of its own; `publish` stores the server's values."""
+    """A method in which every rank has its own network; `publish` stores the server's values."""
 
     def fetched(self) -> None:
         tensors = self.subnet.tensors

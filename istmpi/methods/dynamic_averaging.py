@@ -22,7 +22,7 @@ REFERENCE = "reference"
 
 
 class DynamicAveraging(ReplicatedMethod):
-    """A method in which every rank has a network of its own; `publish` stores their mean and the reference."""
+    """A method in which every rank has its own network; `publish` stores their mean and the reference."""
 
     def __init__(self, job: Job):
         super().__init__(job)

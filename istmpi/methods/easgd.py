@@ -14,7 +14,7 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class EASGD(ReplicatedMethod):
-    """A method in which every rank has a network of its own; the owners have the center at all times."""
+    """A method in which every rank has its own network; the owners have the center at all times."""
 
     @torch.no_grad()
     def exchange(self, number: int) -> None:

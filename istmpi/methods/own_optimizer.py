@@ -1,4 +1,4 @@
-"""An optimizer from a user's program: of torch or a class of its own, with parameter groups and a schedule."""
+"""An optimizer from a user's program (torch's class or the user's), with parameter groups and a schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 class OwnOptimizer:
-    """An optimizer and its schedule, given as functions. The optimizer is made anew for every subnet.
+    """An optimizer and its schedule, given as functions. Every subnet gets a new optimizer.
 
     ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps a pattern of
     parameter names, such as ``*.bias``, to the options of these parameters; the first matching pattern counts.

@@ -1,8 +1,8 @@
 """The arguments of networks' constructors: those named in `DATA_ARGUMENTS` are filled in from the data.
 
-All others are settings, with the names, types and defaults of the constructor. Built-in networks are not imported:
-their arguments are read from the text of their files. A class's docstring describes each argument in a clause that
-begins with its name: ````hidden``: widths.``
+All others are settings, with the names, types and defaults of the constructor; the data also give `ALSO_FILLED_IN`.
+Built-in networks are not imported: their arguments are read from the text of their files. A class's docstring
+describes each argument in a clause that begins with its name: ````hidden``: widths.``
 """
 
 from __future__ import annotations

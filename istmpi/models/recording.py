@@ -209,9 +209,9 @@ class Recorder(Watching):
 def _products(
     name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], known: Provenance
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each product of an operation: two factors, a dimension, rows, inner length and columns.
+    """Yield (factor, factor, dimension, rows, inner length, columns) for each product of an operation.
 
-    The second factor is the weight if there is one. The dimension is the second factor's, and makes the columns.
+    The second factor is the weight, if there is one. Its axis ``dimension`` makes the columns.
     """
     if any(tensor.layout != torch.strided for tensor in tensors_in([*args])):
         return  # sums over the neighbours of a node are counted in tables that are written down

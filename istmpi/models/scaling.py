@@ -211,7 +211,7 @@ def input_multiplied(
 def multiply_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Make a network multiply sums. ``factors()`` returns factors of calls (`Scaled`), and of parameters by name."""
+    """Make a network scale its sums. ``factors()`` returns factors of calls (`Scaled`), and of parameters by name."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:

@@ -150,7 +150,7 @@ class Table:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The places where sums over units of these groups cannot be scaled."""
+    """The groups over whose units a sum cannot be scaled, by its place."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]
@@ -230,7 +230,7 @@ def unit_of(blocks: Blocks, name: str) -> Factor | None:
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """Return the axes of a parameter inside a unit: a rank that does not hold the unit has no elements of it."""
+    """Return a pattern with ``unit`` as outermost factor of its first axis: a rank without the unit has no elements."""
     if unit is None:
         return pattern
     first, *others = pattern.axes

@@ -43,7 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
-        """Return a network's family with few units or, if incomplete, at ``lengths``. ``full``: its record there."""
+        """Return the family with few units; if it is incomplete, the one at ``lengths``, whose record is ``full``."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:

@@ -80,9 +80,9 @@ def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths:
 def _groups(
     network: UserNetwork, base: Sequence[Sum], doubled: Mapping[str, Sequence[Sum]]
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
-    """The widths whose units each sum adds up, repeated if they are several factors of its length.
+    """Return the widths over whose units each sum adds, without means, once for each factor of its length.
 
-    Means are left out. Also returns the widths of which each sum takes a mean, and the numbers of sums whose length is
+    Also returns the widths of which each sum takes a mean, and the numbers of sums over such widths whose length is
     not a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})

@@ -72,7 +72,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def inputs_of(example: Any) -> tuple[Any, ...]:
-    """Return an example as the inputs of a batch. Raises ConfigError if it has no tensor."""
+    """Return a sample batch's inputs as a tuple. Raises ConfigError if it has no tensor."""
     if isinstance(example, Mapping):
         inputs: tuple[Any, ...] = (Named(example),)
     else:

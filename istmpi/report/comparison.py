@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The default targets allow so much more error, as a share, than the best score that all runs reach."""
+"""The additional error of each default target, as a share of that of the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 

@@ -199,7 +199,10 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the paper's Figure 2, and time, speed-up and memory on a cluster, into a file."""
+    """Draw traffic, computation, time, speed-up and memory of a cluster into a file.
+
+    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
+    """
     require_drawable(path)
     save(figure_of_costs(rows, title), path, title)
 

@@ -36,7 +36,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a simulated job. Without faults all calls take the same time, and all messages of one size."""
+    """The faults of a simulated job. Without faults, all calls take equal time, and so do messages of equal size."""
 
     seed: int | None = None
     """The seed for the times of calls and messages, and for every choice that MPI leaves open."""

@@ -63,7 +63,7 @@ class ComparisonWatch(Watch):
 
 
 class Comparison:
-    """The runs of one comparison. Every method is collective; the constructor checks the settings.
+    """The runs of one comparison. Every method is collective. The constructor raises ConfigError for wrong settings.
 
     Each run has a subfolder of ``run.output.folder``. The default folder is the first of runs/compare-NAME,
     runs/compare-NAME-2, ... that is free or has this same comparison; its finished runs are not repeated. ``deadline``

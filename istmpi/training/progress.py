@@ -89,7 +89,7 @@ class Slowest:
 
 
 class Pace:
-    """Each rank's seconds of local steps so far, and the total seconds of these rounds."""
+    """Sums over the rounds so far: the seconds of each rank's local steps, and of whole rounds."""
 
     def __init__(self) -> None:
         self._compute: list[float] = []

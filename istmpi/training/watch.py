@@ -1,4 +1,4 @@
-"""Methods that a run calls while it is carried out, and its summary."""
+"""Callbacks for the events of a run, and the summary of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The loss and the score of a run on data of the user.
 
-They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. Beside
-a score may be ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets decides.
+They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. The place
+of a score may also define ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets
+decides.
 """
 
 import inspect
@@ -39,7 +40,7 @@ class _Task(OwnTask):
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     """Return the functions ``loss`` and ``score``, each with its class or module: the first of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages.
+    The keys of ``holders`` are names for messages. Raises ConfigError if one does not take (outputs, batch).
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):

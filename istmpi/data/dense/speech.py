@@ -1,6 +1,6 @@
 """Spoken words in the layout of Speech Commands: WORD/SPEAKER_nohash_INDEX.wav.
 
-Warden, "Speech Commands: a dataset for limited-vocabulary speech recognition", arXiv 1804.03209.
+Warden, arXiv 1804.03209.
 """
 
 import io

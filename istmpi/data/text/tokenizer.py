@@ -52,7 +52,7 @@ class Tokenizer(ABC):
 
 
 class Bytes(Tokenizer):
-    """Each byte is a token. 0 is the end token, so that a document must not contain a byte 0."""
+    """Each byte is a token. 0 is the end token, so no document may contain it."""
 
     vocabulary = 256
     end = 0
