@@ -72,6 +72,12 @@ def test_a_member_that_is_shorter_than_its_header_says_is_refused(tmp_path, comp
         open_dataset(str(path))
 
 
+def test_a_member_that_is_no_array_is_refused(tmp_path):
+    path = save(tmp_path / "x.npz", change=lambda members: members.update({"x.npy": b"something else"}))
+    with pytest.raises(DataError, match="x.npz cannot be read as a NumPy file: its member x is no array"):
+        open_dataset(str(path))
+
+
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_the_checksum_of_every_member_is_compared(tmp_path, compression):
     path = save(tmp_path / "x.npz", compression)

@@ -317,7 +317,7 @@ def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "node 77" in done.stderr
 
 
-@pytest.mark.parametrize("edge", ["0,1#5", "0,1_0", "0,١"])
+@pytest.mark.parametrize("edge", ["0,1#5", "0,1_0", "0,١", " "])
 def test_what_is_no_number_in_a_table_is_refused(tmp_path, edge):
     make_graph(tmp_path / "raw")
     (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(f"{edge}\n".encode()))

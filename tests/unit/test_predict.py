@@ -91,6 +91,13 @@ def test_names_of_files_are_the_examples_names(checkpoints, istmpi_command, tmp_
     assert [row[0] for row in csv.reader(io.StringIO(out))] == ["example", "a,b.png", "c.png"]
 
 
+@pytest.mark.parametrize("name", ["x.npz", "x.h5"])
+def test_a_pipe_to_predict_is_not_waited_for(checkpoints, istmpi_command, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    code, out, err = istmpi_command("predict", checkpoints / "batch.h5", tmp_path / name)
+    assert (code, out, err) == (2, "", f"istmpi: {tmp_path / name} is a pipe. Give a file or a folder to predict.\n")
+
+
 def test_without_calibration_there_is_no_prediction(checkpoints, istmpi_command):
     code, out, err = istmpi_command("predict", checkpoints / "uncalibrated.h5", "digits")
     assert (code, out) == (2, "")

@@ -96,7 +96,10 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as arrays:
             if twice := [key for key in arrays.files if arrays.files.count(key) > 1]:
                 raise ValueError(f"it has two members {printable(twice[0])}")
-            return {printable(key): arrays[key] for key in arrays.files}
+            held = {printable(key): arrays[key] for key in arrays.files}
+            if odd := [key for key, array in held.items() if not isinstance(array, np.ndarray)]:
+                raise ValueError(f"its member {odd[0]} is no array")
+            return held
 
 
 def array_names(what: str, split: str) -> list[str]:

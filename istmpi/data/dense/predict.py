@@ -89,11 +89,14 @@ def read_inputs(
 
 
 def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | None:
+    given = source == "digits" or is_function(source)
+    if not given and not Path(source).is_file():
+        return None  # `read_inputs` says why
     if source.lower().endswith(".npz"):
         arrays, *names = _arrays_of(Path(source), split, test)
         x, y = (arrays.get(name, np.empty(0)) for name in names)
         return [*map(str, y)] if y.shape == x.shape[:1] and y.dtype.kind in "iuU" else None
-    if source != "digits" and not is_function(source) and not source.lower().endswith(SUFFIXES):
+    if not given and not source.lower().endswith(SUFFIXES):
         return None
     data = open_dataset(source, test=test)
     if split not in data.splits or not TASKS[data.task].one_class:

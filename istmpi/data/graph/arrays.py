@@ -69,7 +69,7 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
 
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     with archive.stream(name) as stream:
-        lines = [line.decode(errors="replace") for line in stream.lines()] or ["nothing"]
+        lines = [line.decode(errors="replace") for line in stream.lines() if line.strip()] or ["nothing"]
     with reading(f"{archive.path}: {name} cannot be read", "Give lines of comma-separated numbers.", ValueError):
         table = np.loadtxt(lines, dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
