@@ -118,7 +118,9 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    for path in (path for name in (_PATTERN, NETWORK, BEST) for path in folder.glob(f".{name}.*.tmp")):
+    """Remove unfinished files that a killed run left in its folder, or in that of its checkpoints."""
+    names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json"
+    for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()
 

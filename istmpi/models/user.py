@@ -112,10 +112,7 @@ class UserNetwork:
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
-            with gradients_kept(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
-                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # pretrained weights
-                built = self.kind(**arguments)
+            built = self._constructed(arguments)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -139,6 +136,12 @@ class UserNetwork:
             self._keep_frozen(frozen)
         return built
 
+    def _constructed(self, arguments: Mapping[str, Any]) -> nn.Module:
+        with gradients_kept(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # pretrained weights
+            return self.kind(**arguments)
+
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
         """Give ``frozen`` the full network's values where shapes are equal: random values may depend on widths."""
         import torch
@@ -147,7 +150,7 @@ class UserNetwork:
 
         if not self.frozen and not all(values.is_meta for values in frozen.values()):
             with seeded(), torch.device("cpu"):
-                full = self.kind(**self.facts, **self.settings)
+                full = self._constructed({**self.facts, **self.settings})
             self.frozen.update(_freeze(full))
         for name, values in frozen.items():
             kept = self.frozen.get(name)
