@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import NETWORK, newest_valid, require_valid, set_aside
+from istmpi.checkpoint.folder import NETWORK, newest_valid, remove_leftovers, require_valid, set_aside
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
@@ -97,6 +97,7 @@ def recorded(
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
             note(f"nothing left to train: {start} is complete, {training.position}.")
             if first:
+                remove_leftovers(folder.path)
                 watch.already_finished(folder)
             yield training, None
             return

@@ -166,8 +166,10 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     before = [file.read_bytes() for file in files]
     assert not (folder.path / SUMMARY).exists()
     for ranks in 1, 2:
-        ear = Listening()
+        ear, left = Listening(), folder.path / f".progress.png.{ranks}-0a.tmp"
+        left.touch()
         simulated_training(run, ranks, Faults(), ear, "auto").require()
+        assert not left.exists()
         assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
         assert [file.read_bytes() for file in files] == before
     last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
