@@ -74,7 +74,7 @@ def test_a_member_that_is_shorter_than_its_header_says_is_refused(tmp_path, comp
 
 def test_a_member_that_is_no_array_is_refused(tmp_path):
     path = save(tmp_path / "x.npz", change=lambda members: members.update({"x.npy": b"something else"}))
-    with pytest.raises(DataError, match="x.npz cannot be read as a NumPy file: its member x is no array"):
+    with pytest.raises(DataError, match="x.npz cannot be read as a NumPy file: its member x is not an array"):
         open_dataset(str(path))
 
 

@@ -98,7 +98,7 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
                 raise ValueError(f"it has two members {printable(twice[0])}")
             held = {printable(key): arrays[key] for key in arrays.files}
             if odd := [key for key, array in held.items() if not isinstance(array, np.ndarray)]:
-                raise ValueError(f"its member {odd[0]} is no array")
+                raise ValueError(f"its member {odd[0]} is not an array")
             return held
 
 
