@@ -198,6 +198,7 @@ _ALL = (
         "admm.ADMM",
         settings=(own("penalty", float, 0.01, "Strength of the pull towards the consensus (ADMM's rho).", gt=0),),
         replicated=True,
+        own_state=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 4 + slots,  # consensus, dual; both of a round's start
     ),
@@ -217,6 +218,7 @@ _ALL = (
             ),
         ),
         replicated=True,
+        own_state=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 2 + slots,  # a round's start; all ranks' values of the owned rows
     ),
@@ -227,6 +229,7 @@ _ALL = (
         ("all-reduce",),
         "downpour.Downpour",
         replicated=True,
+        own_state=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 5 + slots,  # server, change, what arrives; a round's start
     ),

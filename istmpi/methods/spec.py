@@ -86,6 +86,8 @@ class MethodSpec:
     """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
     """True if the optimizer's state is never reset. Rounds do not send it."""
+    own_state: bool = False
+    """True if no owner gets the ranks' optimizer states; a finish begins without any."""
     owned_tensors: int = 1
     """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0

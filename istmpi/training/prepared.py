@@ -189,7 +189,8 @@ class Prepared:
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
                 run, since = phase, since if kept else first
-                kept = bool(spec_of(run.method.name).optimizer_slots(run))
+                spec = spec_of(run.method.name)
+                kept = bool(spec.optimizer_slots(run)) and not spec.own_state
             first += rounds
         return run, since
 
