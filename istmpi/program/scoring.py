@@ -67,8 +67,12 @@ class Scoring:
             return self._over_ranks(sums, count)
 
     def _here(self, batch: Any) -> Any:
-        """Return a batch whose tensors in host memory are moved to the network."""
+        """Return a batch whose tensors in host memory are moved to the network, if that is on a GPU."""
         device = self._training.evaluator.network.device
+        if device == HOST:
+            return batch
+        if type(batch) not in (dict, list, tuple) and not isinstance(batch, torch.Tensor) and hasattr(batch, "to"):
+            return batch.to(device)
         return mapped(lambda x: x.to(device) if x.device == HOST else x, batch)
 
     def _look_at(self, batch: Any) -> None:
