@@ -1,4 +1,4 @@
-"""``python -m istmpi`` is ``istmpi``."""
+"""Makes ``python -m istmpi`` the same as ``istmpi``."""
 
 from istmpi.cli.main import main
 

@@ -38,7 +38,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. If it left torch's gradients switched, puts them back and raises RuntimeError."""
+    """A context for foreign code. If that code turned torch's gradients on or off, undo it; raise RuntimeError."""
     import torch
 
     before = torch.is_grad_enabled()

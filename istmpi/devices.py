@@ -29,7 +29,7 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
 
 
 def with_room(device: torch.device, nbytes: float) -> torch.device:
-    """Return this device, or the host's if a GPU has less than twice these bytes free."""
+    """Return ``device``; if it is a GPU with less than twice ``nbytes`` free, the CPU."""
     return HOST if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes else device
 
 
@@ -38,17 +38,14 @@ def usable_cores() -> list[int]:
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's share of the cores it may use, at least 1. Ranks of its host (``local``) divide shared cores.
-
-    Collective.
-    """
+    """Return this rank's share of its cores, at least 1. A host's ranks (``local``) divide shared cores. Collective."""
     usable = usable_cores()
     per_rank = local.allgather(usable)
     return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
 
 
 def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``wanted``; if 0, OMP_NUM_THREADS, else a share of the cores. Collective."""
+    """Set and return this rank's threads: ``wanted``, else OMP_NUM_THREADS, else a share of the cores. Collective."""
     shared = fair_threads(local)
     threads = wanted or _threads_of_openmp() or shared
     torch.set_num_threads(threads)

@@ -26,7 +26,7 @@ class IstmpiError(Exception):
 
     exit_code = 1
     everywhere = False
-    """True if every rank raises it: one of them reports it, and the job ends by itself."""
+    """True if every rank raises the error: one rank reports it, and the job ends by itself."""
 
 
 class UserError(IstmpiError, ValueError):
@@ -70,13 +70,13 @@ class StoppedError(IstmpiError):
 
 
 class StuckError(IstmpiError):
-    """Ranks that wait for one that does not come, or a launcher that is gone."""
+    """Ranks that wait for a rank that never comes, or a launcher that is gone."""
 
     exit_code = 76
 
 
 LONGEST_WORD = 100
-"""The longest word to compare, in characters: longer ones are not mistyped, and take quadratic time."""
+"""The longest word to compare, in characters: a longer word is not mistyped, and takes quadratic time."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

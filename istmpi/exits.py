@@ -1,4 +1,4 @@
-"""Outputs of networks: one tensor, or one for each exit, the last of them the full network's.
+"""Outputs of networks: a tensor, or a tensor for each exit; the last exit is the network's end.
 
 An early exit is a classifier in the middle of a network (BranchyNet, arXiv 1709.01686; over devices, edge and cloud,
 arXiv 1709.01921). The loss is the weighted sum over exits.
@@ -43,7 +43,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless there are no ``weights``, or one for each exit and not all 0. ``network``: a name."""
+    """Raise ConfigError unless ``weights`` is empty, or has one for each exit, not all 0. ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

@@ -27,14 +27,14 @@ METRICS_BYTES = 512 * MEGABYTE
 MOST = 1e30
 """The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
-"""The most characters of a message. A longer one is cut in its middle, since the cure stands at its end."""
+"""The most characters of a message. A longer message is cut in its middle: the cure is at its end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 """Text that names an object by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
 """Errors that any reader may meet in a file that was made to cause them."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
-"""The files of the functions exit and quit: Python's and ours."""
+"""The names of Python's and istmpi's files with exit and quit."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Error numbers with which the system refuses a path."""
 
@@ -66,7 +66,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text, as `whole_number` does."""
+    """Read a number from a file's text. Raises ValueError as `whole_number` does."""
     return float(_checked(text))
 
 
@@ -112,7 +112,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error in one line: the system's or our words, else its first line, else its class."""
+    """Return an error's reason in one line: the system's or istmpi's, else the text's first line, else the class."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -124,7 +124,7 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return a UserError for an error that means too large an input or an unusable path; None for others."""
+    """Return a UserError for an error that means too large an input or an unusable path; None for other errors."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
@@ -143,7 +143,7 @@ def left(error: BaseException) -> IstmpiError | None:
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a line of a file; None for istmpi's. ``how`` ended the program with ``code``."""
+    """Return `left`'s error for a line of a file; None for istmpi's files. ``how`` ended the program with ``code``."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
@@ -158,8 +158,8 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 def staying(*others: type[BaseException]) -> Iterator[None]:
     """A context that runs foreign code, which must not end the program: its attempt becomes an IstmpiError.
 
-    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. Those
-    of istmpi itself pass unchanged.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. What
+    istmpi itself raised passes unchanged.
     """
     try:
         yield

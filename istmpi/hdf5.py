@@ -27,10 +27,10 @@ LOCKING = False
 """A file appears complete and never changes, so it needs no lock. Cluster file systems often cannot lock."""
 
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
-"""Options of new files: object headers with checksums, readable since HDF5 1.8; large datasets on block bounds."""
+"""Options of new files: headers with checksums, readable since HDF5 1.8; large datasets begin at multiples of 4 KiB."""
 
 READABLE = (1, 2)
-"""Versions that can be read. In version 1 nothing guards the attributes and the list of datasets."""
+"""Versions that can be read. In version 1 no checksum guards attributes and the list of datasets."""
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
@@ -57,7 +57,7 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. ConfigError and all errors of other packages but MemoryError become a DataError."""
+    """A context that reads a file. ConfigError, and other packages' errors except MemoryError, become DataError."""
     try:
         yield
     except ConfigError as error:
@@ -70,7 +70,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return the version of an open file's format. DataError for another one, or if the checksum contradicts it."""
+    """Return a file's format version. Raises DataError if it is unknown or contradicts ``checksum``."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -115,7 +115,7 @@ def names_array(names: Sequence[str]) -> np.ndarray:
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Set an attribute. Texts get a fixed length: HDF5's checksums do not guard others."""
+    """Set an attribute. Texts get a fixed length: HDF5's checksums guard no other texts."""
     if isinstance(value, str):
         text = value.encode()
         place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
@@ -137,7 +137,7 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of the file's description as JSON, which no library's encoding changes."""
+    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, whatever HDF5's encoding."""
     description = {
         "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
         "datasets": {
@@ -197,7 +197,7 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return the dataset at a path; None if there is none. Raises ValueError for a soft or external link."""
+    """Return the dataset at a path; None if nothing is there. Raises ValueError for a soft or external link."""
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.

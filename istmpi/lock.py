@@ -2,7 +2,7 @@
 
 The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
 system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over: on
-the same host once the process is gone, on others once nobody has touched the file for a while, after a restart of the
+its own host once the process is gone, on other hosts once no process touched the file for a while, in a restart of the
 same SLURM job at once.
 """
 
@@ -35,8 +35,8 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 class FolderLock:
     """A lock on a folder, until it is released or this process ends. It creates the folder if needed.
 
-    ``note`` gets a message if the file is another host's, so that a decision may take `SECONDS_UNTIL_LEFT`. Raises
-    ConfigError if another run holds the folder, or if it cannot be written.
+    ``note`` gets a message if the file is another host's: the wait is then up to `SECONDS_UNTIL_LEFT`. Raises
+    ConfigError if another run holds the folder, or if the file cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -63,7 +63,7 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone or another, or remove it if left over. Raises ConfigError if it is in use."""
+        """Wait until the file is gone or replaced; remove a left-over file. Raises ConfigError if a run uses it."""
         text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
@@ -115,7 +115,7 @@ def _create(text: str, path: Path) -> bool:
 
 
 def require_unheld(folder: Path) -> None:
-    """Raise ConfigError if another run is at work in the folder, as far as this host can tell."""
+    """Raise ConfigError if another run uses the folder, as far as this host can tell."""
     holder = _parsed(_read(folder / FILE))
     if holder and _alive(holder):
         raise ConfigError(_refusal(folder / FILE, holder))

@@ -28,7 +28,7 @@ TOP = max(AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two float64 weights: of each target label (``columns``), and of each example's total ``[b]``."""
+    """Return float64 weights: one for each of ``targets.columns``, and one for each example's total ``[b]``."""
     import torch
 
     counts = targets.counts.double()
@@ -44,7 +44,7 @@ def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Combine the totals of parts of the labels ``[parts, b]`` into the total of all labels ``[b]``."""
+    """Combine `total_of` for parts of the labels ``[parts, b]`` into that of all labels ``[b]``."""
     return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
 
 
@@ -55,9 +55,9 @@ def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
 
 
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
-    """Return the contribution of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to each example.
+    """Return what labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, contribute to each example.
 
-    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of positive logits; top logits; their labels' numbers, or -inf.
+    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their labels, or -inf.
     """
     import torch
 
@@ -97,7 +97,7 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples, for loss and `scores`. ``propensities``: A and B of `inverse_propensities`."""
+    """Sums over examples, for loss and `scores`. ``propensities``: a and b of `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
     """The number of sums: loss, examples and, for each k, hits, their inverse propensities, and the best ranking's."""
@@ -142,6 +142,6 @@ class Ranking:
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return ``1 + C * (count + B) ** -A`` for each label: 1 / (probability that a true label is noted)."""
+    """Return each label's 1 / (odds to be noted if true): ``1 + (log(rows) - 1) * ((b + 1) / (counts + b)) ** a``."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

@@ -1,4 +1,4 @@
-"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for one of the user's own."""
+"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for a user's network."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NETWORKS = {
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
-"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's own."""
+"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's network."""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 """The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""

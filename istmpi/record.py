@@ -43,7 +43,8 @@ class RunFolder:
         """Return a run's folder without creating it: ``wanted``, else the first free runs/NAME, runs/NAME-2, ...
 
         With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or that of the checkpoint
-        ``resume`` (DataError if that does not exist). Raises ConfigError if it is in use, or as `require_usable` does.
+        ``resume`` (DataError if that does not exist). Raises ConfigError as `require_usable` does and, without
+        ``resume``, if it is in use.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -111,7 +112,7 @@ class RunFolder:
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read a file's lines, except half a line at its end. Raises DataError if unreadable or a line has no round."""
+        """Read a file's lines, except half a last line. Raises DataError if it is unreadable or a line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]

@@ -145,7 +145,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Convert a file's value to its type ``hint``. Raises ConfigError in one line, also for NaN in a limited type."""
+    """Convert a file's value to its type ``hint``. Raises a one-line ConfigError, also for NaN against limits."""
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -198,7 +198,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
-    """Split a type into the bare one without None, its limits, those of `also` included, and its help."""
+    """Split a type into the bare type without None, its limits (with those of `also`), and its help."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         kind, limits, help = _bare(inner)

@@ -52,11 +52,11 @@ class Task(ABC):
     scored = 0
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = predicts_numbers = several_labels = False
-    """The targets of an example: one class, numbers to predict, or a row of 0 and 1 for its labels."""
+    """True by an example's targets: one class; numbers to predict; a row of 0 and 1 for its labels."""
     of_tokens = ranks_labels = of_nodes = False
-    """Examples are windows of tokens, sparse rows with ranked labels, or nodes of one graph, scored as a whole."""
+    """True by the examples: windows of tokens; sparse rows with ranked labels; nodes of a graph scored as a whole."""
     of_trees = False
-    """The user's functions compute loss and score, from all outputs (any tree) and a batch (`OwnTask`)."""
+    """True if the user's functions compute loss and score, from outputs (any tree) and a batch (`OwnTask`)."""
     distils = False
     """True if networks can learn from each other's `probabilities`."""
 
@@ -68,7 +68,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """Return the sum over examples of the values whose mean makes the score: a number, or `numbers` of them."""
+        """Return sums over examples of the values whose means make the score: one number, or `numbers` numbers."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
@@ -208,7 +208,7 @@ class NodeClasses(Task):
 
 
 class _Flags(Task):
-    """Binary cross-entropy, its mean over labels. Targets ``[n, outputs]`` are 0 and 1, or `OFF` in whole rows."""
+    """Binary cross-entropy, averaged over labels. Targets ``[n, outputs]``: 0 and 1; rows of `OFF` are left out."""
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -221,7 +221,7 @@ class _Flags(Task):
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return twice the number of true positives, and that plus the number of wrongly predicted labels."""
+        """Return twice the number of true positives, and this plus the number of wrongly predicted labels."""
         positive, scored = outputs > 0, targets[:, :1] != OFF
         twice = 2 * int((positive & (targets == 1)).sum())
         return float(twice), float(twice + (scored & (positive != (targets == 1))).sum())
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The length of `points`: for each k of `AT` the true labels among the k ranked first; then those of micro-F1."""
+    """The length of `points`: for each k of `AT` the true labels among the k ranked first; then the `f1_points`."""
     several_labels = distils = True
 
     @staticmethod

@@ -26,7 +26,7 @@ from istmpi.errors import ConfigError
 _TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
 
 Positions = range | np.ndarray
-"""Sorted positions along an axis: a range of contiguous ones, or an int64 array ``[count]``."""
+"""Sorted positions along an axis: a range if they are contiguous, or an int64 array ``[count]``."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that it has unit k."""
+    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the odds that the subnet has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:

@@ -36,7 +36,7 @@ class Block:
     scales: int = 0
     """The number of scales that are sent with the values."""
     cut: tuple[int, int, int] | None = None
-    """A slab's cut: the axis, its first position there, and the whole block's length; None for a whole block."""
+    """A slab's axis, first position, and the whole block's length along the axis; None for a whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into rounds, ``[round][peer]``. A peer gets ``capacity`` bytes a round at most, or a larger slab."""
+    """Cut messages into exchanges, ``[exchange][peer]``, each of at most ``capacity`` bytes, or of one larger slab."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 

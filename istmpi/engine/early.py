@@ -41,7 +41,7 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal: those in ``buffers``, which gets new ones for other shapes."""
+    """Return host tensors for a rank's part in a deal: those in ``buffers``, or new ones, added there."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -52,7 +52,7 @@ def receive_buffers(
 class EarlyExchange:
     """The exchange for the next round, done by a background thread. All ranks call the same methods in the same order.
 
-    Nothing else may use ``communicator``; `finish` adds its traffic to another count.
+    Nothing else may use ``communicator``; `finish` adds the traffic to its argument.
     """
 
     def __init__(

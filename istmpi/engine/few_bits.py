@@ -30,7 +30,7 @@ from istmpi.engine.packed_sizes import BLOCK, CHUNK, float4_bytes, top_k_entries
 
 _LEVELS = 7
 _LEAST = 2.0**-_LEVELS
-"""Half of the smallest magnitude of a code, relative to the block's largest; smaller values become zero."""
+"""Half of the smallest code's magnitude, relative to the block's largest; smaller values become zero."""
 _MAGNITUDES = torch.tensor([0.0, *(2.0**-power for power in reversed(range(_LEVELS)))])
 _FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 

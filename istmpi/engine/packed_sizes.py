@@ -15,19 +15,19 @@ def float4_bytes(count: int) -> int:
 
 
 def top_k_entries(top: int, sizes: Sequence[int]) -> int:
-    """Count the values that tensors of these sizes send: ``top`` for a chunk, fewer for a shorter last chunk."""
+    """Count the values sent of tensors with ``sizes`` elements: ``top`` of a chunk, fewer of a shorter last chunk."""
     return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
 
 
 def top_k_bytes(top: int, sizes: Sequence[int]) -> int:
-    """Return the bytes sent: 12 bits for a place, 2 for a value, and 4 bytes for a chunk."""
+    """Return the bytes of a message: 12 bits for each place, 2 for each value, 4 bytes for each chunk."""
     entries = top_k_entries(top, sizes)
     return -(-3 * entries // 2) + -(-entries // 4) + 4 * sum(-(-size // CHUNK) for size in sizes)
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The form of SparseLoCo's messages: the ``top`` largest changes of every `CHUNK`, in 2 bits each."""
+    """The form of SparseLoCo's messages: places and 2-bit values of the ``top`` largest of every `CHUNK` changes."""
 
     top: int
     feedback: float

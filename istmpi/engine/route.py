@@ -22,7 +22,7 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True)
 class Leg:
-    """Parameters that move together from layout ``source`` to ``target``; without layouts, a mean over all ranks."""
+    """Parameters that move together from layout ``source`` to ``target``. Without these, all ranks take their mean."""
 
     name: str
     parameters: Parameters
@@ -47,7 +47,7 @@ class Route:
     common: frozenset[str] = frozenset()
     """Names of the parameters that all ranks keep, and of which they take the mean."""
     every: int = 1
-    """The number of rounds from one mean to the next."""
+    """The number of rounds between means of common parameters."""
     early: int = 0
     """Weights leave this many local steps before a round's end. Above 0, the next pull begins with the round."""
     last: Collection[int] = ()
@@ -86,9 +86,9 @@ class Route:
             yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
-        """Yield the legs at a round's end: the mean of common parameters, if due, and the push of others to the owners.
+        """Yield the legs at a round's end: the mean of common parameters, if due, and the push of other parameters.
 
-        If parameters stay, the push leaves out elements that a rank holds next.
+        If parameters stay, the push leaves out elements that a rank holds in the next round.
         """
         after = self.deal(round + 1) if self.stays else None
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
@@ -115,7 +115,7 @@ class Route:
         return (round + 1) % self.every == 0
 
     def recovered(self, round: int) -> Partition | None:
-        """Return the deal whose parts ranks pull from the owners before a job's first round; None if they need none.
+        """Return the deal whose parts ranks pull from the owners before a job's first round; None if they pull nothing.
 
         A hop may round the values that it sends, so a resumed run must hop the same values.
         """

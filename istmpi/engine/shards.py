@@ -110,7 +110,7 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Pass on the values trained in a round: take the mean if due; push to owners, or end the early exchange."""
+        """Pass on the values trained in a round: take the mean if due; push to owners, or end an early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory

@@ -12,13 +12,13 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Shares stay unchanged for at least this many rounds. Each rank's median time in the last ones of them counts."""
+"""Shares stay unchanged for at least this many rounds. Each rank's median time in as many last rounds counts."""
 CHANGE = 0.05
 """Shares change only if the relative change of one of them is above this."""
 LEAST = 0.1
 """About the least share of a rank, as a fraction of an equal share: a subnet of few units would be useless."""
 LEAD = 2
-"""Rounds from a measured round to the first with new shares: the deal of the round between is drawn already."""
+"""Rounds from a measured round to the first with new shares: the next round's deal is drawn already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -42,7 +42,7 @@ def share_of(rank: int) -> str:
 class Shares:
     """The shares of every round of a run: those of the run's settings, or those of a log.
 
-    ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by default equal ones.
+    ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by default equal shares.
     """
 
     def __init__(

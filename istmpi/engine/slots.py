@@ -1,4 +1,4 @@
-"""The names of a store's tensors: a parameter's own name, or that of a slot, such as its momentum, beside it."""
+"""The names of a store's tensors: those of parameters, and of their slots, such as the momentum."""
 
 from __future__ import annotations
 

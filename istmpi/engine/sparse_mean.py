@@ -31,7 +31,7 @@ class SparseMean:
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
         """Note ``weights``, in host memory, as the values before a change; keep them on the devices of ``targets``.
 
-        ``restored``: starts and errors from a checkpoint, which replace weights and missing errors.
+        ``restored``: slots from a checkpoint. Its starts replace ``weights``; its errors are used if none is known.
         """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)

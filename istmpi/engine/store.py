@@ -19,7 +19,7 @@ from istmpi.engine.slots import Slot, weights_among
 Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
-"""The number of elements that are drawn or digested at a time, which bounds the memory for it."""
+"""The number of elements that are drawn or digested at a time, to bound memory."""
 
 
 class ParameterStore:

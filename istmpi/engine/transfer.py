@@ -73,7 +73,7 @@ class Transfer:
         """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
 
         ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
-        A wire that settles also replaces the sent values in ``source`` by the rounded ones.
+        A wire that settles also replaces the sent values in ``source`` by rounded values.
         """
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
         for sends, receives in self._rounds(communicator):
@@ -169,7 +169,7 @@ class Transfer:
         return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
-        """Yield (sends, receives) in rounds that fit the staging limit; every rank has the same number of rounds."""
+        """Yield (sends, receives) of exchanges that fit the staging limit; all ranks have equally many."""
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return
@@ -192,7 +192,7 @@ class Transfer:
 
 
 class _Staging:
-    """A flat byte buffer with one aligned message for each peer, and a view for each of their blocks."""
+    """A flat byte buffer with one aligned message for each peer, and a view for each block of a message."""
 
     def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
         counts = [sum(block.sent_nbytes for block in message) for message in messages]
@@ -225,7 +225,7 @@ def _unpack(
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
 ) -> None:
-    """Write received blocks into their places in ``target``; for one from several ranks, the mean in rank order."""
+    """Write received blocks into their places in ``target``; of several ranks' blocks the mean, in rank order."""
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):

@@ -1,6 +1,6 @@
 """Chooses the form in which each tensor is sent (`istmpi.comm.codec`), and codes a transfer's blocks in that form.
 
-A value's rounding depends on its place in the whole block, and each scale belongs to an equal part of the whole block.
+A value's rounding depends on its place in the whole block, and each scale is for an equal part of the whole block.
 So the received values do not depend on how messages are cut.
 """
 

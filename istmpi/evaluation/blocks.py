@@ -34,7 +34,7 @@ STEP = 2**22
 
 
 class Blocks(nn.Module):
-    """A module of the subnets with these ``numbers`` of a deal, built without weights."""
+    """A module of the subnets ``numbers`` of a deal, built without weights."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
@@ -48,12 +48,12 @@ class Blocks(nn.Module):
 
     @property
     def layers(self) -> dict[str, Calibrated]:
-        """The batch normalisations by SUBNET/NAME: the number of the subnet, and the name there."""
+        """The batch normalisations by SUBNET/NAME: a subnet's number, and the layer's name in it."""
         subnets = {number: self._architecture.batch_norm_layers(subnet) for number, subnet in self.subnets.items()}
         return {f"{number}/{name}": layer for number, layers in subnets.items() for name, layer in layers.items()}
 
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
-        """Return the outputs ``[b, ...]`` of the subnets, added up and divided by the number of all subnets."""
+        """Return the sum of the subnets' outputs ``[b, ...]``, divided by the number of all subnets."""
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
         sums = (torch.stack(each).sum(0) / self._deal.ranks for each in zip(*map(tensors_of, returned), strict=True))
         return mapped(lambda _: next(sums), returned[0])
@@ -105,7 +105,7 @@ class SharedBlocks:
         return mapped(self._summed, call(self.module, inputs))
 
     def finish(self) -> None:
-        """Do nothing: no rank needs anything from the others between two passes."""
+        """Do nothing: no rank needs anything of other ranks between two passes."""
 
     def release(self) -> None:
         for weights in self.module.weights.values():

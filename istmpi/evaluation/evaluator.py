@@ -44,9 +44,9 @@ class Score:
     """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored examples."""
 
     loss: float
-    """The loss as in training: for standardised targets, if the run has these. NaN for a score of a user's program."""
+    """The loss as in training, with standardised targets if the run has these. NaN for a score of a user's program."""
     score: float
-    """The score in the units of the data; of several exits, the score of the last one."""
+    """The score in the units of the data; with several exits, that of the last exit."""
     examples: int
     exits: tuple[float, ...] | None = None
     """The score of every exit if there are several, otherwise None."""
@@ -71,7 +71,7 @@ class Evaluator:
     ):
         """``trained_on``: the number of ranks in training, if it differs from the number here.
 
-        ``device``: where networks run that a GPU has room for.
+        ``device``: the device of networks that fit into its memory.
         """
         self._run, self._dataset, self._communicator = run, dataset, communicator
         self._architecture, self._store = architecture, store
@@ -119,7 +119,7 @@ class Evaluator:
         return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in this form from now on; for best, in the form that now scores better. Collective.
+        """Score the network in ``form`` from now on; if it is best, in the form that now scores better. Collective.
 
         Without dealt units, the form is merged.
         """
@@ -142,7 +142,7 @@ class Evaluator:
         self.network, self.form = networks[form], form
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """Return the score on ``rows`` of a split, by default as many as the run scores, with the present weights."""
+        """Return the score on ``rows`` of a split (default: as many as the run scores). DivergedError if not finite."""
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
@@ -242,7 +242,7 @@ class Evaluator:
         self.network.calibrate(*batch.inputs)
 
     def temperature(self, split: str) -> float:
-        """Fit a classifier's temperature on a split's scored examples, or for "train" on the calibration sample."""
+        """Fit a classifier's temperature on a split's scored examples ("train": the calibration sample). Collective."""
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
         self.network.load_moments(self.network.moments)

@@ -1,4 +1,4 @@
-"""Computes leaves (layers) whose weights' rows are spread over the ranks, for the same or for different examples."""
+"""Computes leaves whose weights' rows are spread over ranks, which have the same examples or each its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
-    """The exchange if all ranks have the same examples: each computes with its own rows; outputs are gathered or added.
+    """The exchange if all ranks have the same examples: each uses its rows of weights; outputs are gathered or added.
 
     All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same values.
     """

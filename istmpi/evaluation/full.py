@@ -35,7 +35,7 @@ class FullNetwork:
     """The full network of the ranks' stores, with the weights of its last `calibrate` or `load_moments`.
 
     ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
-    rank has other examples, which stay there. Otherwise all ranks pass the same examples if anything is sharded.
+    rank has its own examples, which stay there. Otherwise all ranks pass the same ones if a parameter is sharded.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FullNetwork:
         self.module: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
-        """The exchange for ranks with different examples; None if it is not used."""
+        """The exchange for ranks with different examples; None if unused."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, from the last calibration."""

@@ -29,6 +29,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Draw ``count`` of ``length`` rows, or on each of ``share`` ranks its part (at least 2); return sorted numbers."""
+    """Draw ``count // share`` of ``length`` rows, at least 2 if ``share`` (of ranks) is above 1; return them sorted."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

@@ -63,7 +63,7 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return ``product``, which has this rank's rows, of gathered, scaled inputs. ``widths``: each rank's inputs."""
+    """Return a function that gathers and scales inputs of this rank's ``product``. ``widths``: inputs of each rank."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)

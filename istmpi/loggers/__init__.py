@@ -1,4 +1,4 @@
-"""``--log``: for each program, a `Watch` sends it a run's records. A new one needs a file and a line in LOGGERS."""
+"""Loggers (``--log``) send a run's records to other programs. A new one needs a file and a line in LOGGERS."""
 
 from __future__ import annotations
 

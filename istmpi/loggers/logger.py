@@ -25,7 +25,7 @@ class Logger(Watch):
 
 
 def figures(progress: Progress) -> dict[str, float]:
-    """Return the numbers of a record without the round; a prefix groups names, which programs plot together."""
+    """Return the numbers of a record without the round. Programs plot names with one prefix together."""
     numbers = {name: value for name, value in progress.record().items() if not isinstance(value, str)}
     del numbers["round"]
     return {_grouped(name): value for name, value in numbers.items()}
@@ -42,7 +42,7 @@ LOGGED = ("started", "progressed", "finished", "closed")
 
 
 class LoggedWatch:
-    """Passes calls to a watch, those in `LOGGED` also to loggers. A logger that raises is switched off and reported."""
+    """Passes calls to a watch, and calls in `LOGGED` to loggers. A logger that raises is switched off and reported."""
 
     def __init__(self, watch: Watch, loggers: Mapping[str, Watch]):
         self._watch, self._loggers = watch, dict(loggers)

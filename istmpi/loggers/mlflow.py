@@ -1,4 +1,4 @@
-"""Sends the records to MLflow, to the place in MLFLOW_TRACKING_URI."""
+"""Sends a run's records to MLflow, to the place in MLFLOW_TRACKING_URI."""
 
 import os
 import re
@@ -16,7 +16,7 @@ AT_ONCE = 1000
 
 
 class MLflow(Logger):
-    """Steps are rounds. A resumed run continues the same MLflow run; rounds that are there are not sent again."""
+    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow has are not sent again."""
 
     name = "mlflow"
 

@@ -1,4 +1,4 @@
-"""Writes the records as events of TensorBoard, in the folder ``tensorboard`` of the run's folder."""
+"""Writes a run's records as TensorBoard events, in the folder ``tensorboard`` of the run's folder."""
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
@@ -10,7 +10,7 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """Steps are rounds. TensorBoard drops the records of rounds that a later job of the run repeats."""
+    """A step is a round. TensorBoard drops the records of rounds that a later job of the run repeats."""
 
     name = "tensorboard"
 

@@ -1,4 +1,4 @@
-"""Sends the records to Weights & Biases; its environment variables set the destination."""
+"""Sends a run's records to Weights & Biases; its environment variables set the destination."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The methods of training, each described once. A new one needs an entry here, and a class in this package."""
+"""The methods of training, each described once. A new method needs an entry here, and a class in this package."""
 
 from fractions import Fraction
 from typing import Annotated, Literal

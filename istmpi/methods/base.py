@@ -170,11 +170,11 @@ class Method(ABC):
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Bring the network to evaluate to its owners: into ``job.store``, which has this rank's rows. Collective."""
+        """Bring the network that is evaluated to its owners, i.e. this rank's rows into ``job.store``. Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that differ from rank to rank between rounds: whole ones, in host memory."""
+        """Return the tensors that differ from rank to rank between rounds, whole, in host memory."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
@@ -190,7 +190,7 @@ class Method(ABC):
         return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a local step minimises, and the loss on the batch's targets: by default the same."""
+        """Return what a local step minimises, and the loss on the batch's targets; by default both are the same."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 
@@ -209,7 +209,7 @@ class Method(ABC):
         return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """Return the deal of a round. All ranks have checked that they drew the same deal."""
+        """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective the first time."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)

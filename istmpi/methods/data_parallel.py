@@ -13,10 +13,7 @@ from istmpi.models.linear import linear_layers
 
 
 class DataParallel(ReplicatedMethod):
-    """A method that sends gradients to be averaged as soon as the backward pass has made them.
-
-    The optimizer's state is never reset.
-    """
+    """A method that sends each gradient for the mean once it is made, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)

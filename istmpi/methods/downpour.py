@@ -1,6 +1,6 @@
 """Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains on.
 
-A round's changes are sent in the background of the next round. So the others' changes are one round old when they
+A round's changes are sent in the background of the next round. So other ranks' changes are one round old when they
 arrive, and two rounds old when the next changes arrive: staleness is J to 2J local steps, whatever the timing.
 
     server <- server + mean over ranks of their changes in the round before

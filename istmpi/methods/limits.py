@@ -37,7 +37,7 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
 def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
     """Raise ConfigError if a method cannot train this network or these data.
 
-    ``batches`` are this rank's, so some ranks may raise the error and others not.
+    ``batches`` are this rank's, so the error may be raised on some ranks alone.
     """
     require_dealable(spec, run, architecture)
     last = batches.examples - (batches.in_a_pass - 1) * batches.batch

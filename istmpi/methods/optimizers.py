@@ -26,7 +26,7 @@ class OptimizerSpec:
     slots: tuple[str, ...]
     counts_steps: bool
     flops: int
-    """Operations of a step per element, without those that are shared by all elements, such as bias corrections."""
+    """Operations of a step per element, without those done once for all elements, such as bias corrections."""
     make: Callable[..., "torch.optim.Optimizer"]
     problem: str = ""
 

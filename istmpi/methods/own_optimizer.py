@@ -33,7 +33,7 @@ class OwnOptimizer:
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
-        """Scores of the full network, for `ReduceLROnPlateau`, by the number of the first local step after each."""
+        """Scores of the full network, for `ReduceLROnPlateau`, by the number of the next local step."""
         self.scores_known = True
         """False if a run is resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
@@ -45,7 +45,7 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Raise ConfigError if the run has settings of named optimizers, except clip, which this one would ignore."""
+        """Raise ConfigError if the run sets options of named optimizers (except clip), which this one would ignore."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):

@@ -15,8 +15,8 @@ from istmpi.methods.job import Job
 class ReplicatedMethod(Method):
     """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
 
-    Ranks' networks may differ between rounds; `publish` brings the network to evaluate to its owners. A method takes an
-    outer step itself, if it has one.
+    Ranks' networks may differ between rounds; `publish` brings the evaluated network to its owners. A subclass with an
+    outer step takes the step itself.
     """
 
     restores_itself = True
@@ -57,7 +57,7 @@ class ReplicatedMethod(Method):
         return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
 
     def fill_store(self) -> None:
-        """Bring the network to evaluate into ``job.store``; by default it is there already. Collective."""
+        """Bring the evaluated network into ``job.store``; by default it is there already. Collective."""
         return
 
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:

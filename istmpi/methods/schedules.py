@@ -1,4 +1,4 @@
-"""Schedules of the learning rate after its warm-up, over all local steps of a run. A new one goes into `SCHEDULES`.
+"""Schedules of the learning rate after its warm-up, over all local steps of a run; `SCHEDULES` lists them.
 
 The functions take the optimizer's settings, a step's number (only for a rate) and the number of steps. Steps are
 numbered from 0, through all rounds.
@@ -14,7 +14,7 @@ from typing import Any
 from istmpi.errors import ConfigError
 
 COOL_DOWN, RISE = 0.2, 0.3
-"""The last fraction of a run, in which warm-up-stable-decay falls; and the first, in which one-cycle rises."""
+"""The fractions of a run in which warm-up-stable-decay falls, at the end, and one-cycle rises, at the beginning."""
 BEGIN, END = 25, 25e4
 """Divisors of lr, for the rates at which one-cycle begins and, without least_lr, ends."""
 
@@ -29,7 +29,7 @@ class Schedule:
 
 
 def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
-    """Return a fall from lr to least_lr from step ``since`` on; ``shape`` falls from 1 to 0."""
+    """Return a schedule that falls from lr to least_lr, from step ``since`` on, as ``shape`` falls from 1 to 0."""
 
     def rate(settings: Any, step: int, steps: int) -> float:
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)

@@ -1,4 +1,4 @@
-"""Plain SGD for tables of which a step reads few rows: only these rows have a gradient, and are updated in the step.
+"""Plain SGD for embeddings of which a step reads few rows: only these rows have a gradient and are updated at once.
 
 A row that no example reads still moves with momentum and shrinks with weight decay. These updates are postponed: they
 are a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e.
@@ -59,7 +59,7 @@ class SparseRows:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take a step of the rows that have a gradient; the updates of the others are postponed."""
+        """Take a step of the rows that have a gradient; other rows' updates are postponed."""
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue

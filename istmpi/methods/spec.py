@@ -69,7 +69,7 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Run, Holdings], int | Fraction] = trained
-    """Number of elements that all ranks together receive in an exchange; as in papers, own elements count, too."""
+    """Number of elements that all ranks together receive in an exchange; a rank's own count, too, as in papers."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
@@ -128,7 +128,7 @@ class MethodSpec:
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
         """Return True if undealt parameters stay on all ranks, which take their mean by a ring all-reduce.
 
-        Otherwise they are pulled and pushed like the dealt ones.
+        Otherwise they are pulled and pushed like dealt parameters.
         """
         shared = self.shared(run, architecture)
         if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
@@ -175,7 +175,7 @@ class MethodSpec:
         return Partition.draw(architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal)
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
-        """Return the fixed shares of a run; None for equal or changing ones."""
+        """Return the fixed shares of a run; None for equal or changing shares."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
     def outer(self, run: Run) -> tuple[float, float]:
@@ -192,7 +192,7 @@ class MethodSpec:
         return self.always_carries or run.method.optimizer_state == "carry"
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots that are kept between rounds. Raises ConfigError if they cannot be."""
+        """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they cannot be kept."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def slots(self, run: Run) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A fragment leaves at its own step of every round (`istmpi.engine.fragments`). ``delay`` local steps later, whatever the
 timing, all ranks get the fragment's mean. An outer step from the last common values towards this mean gives
-the new ones. The values of a rank become
+the new common values. The values of a rank become
 
     mix * own + (1 - mix) * common
 
@@ -29,12 +29,12 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 @dataclass
 class _UnderWay:
-    """A fragment that has left and has not arrived; there is one at most."""
+    """A fragment that has left and not arrived: at most one at a time."""
 
     departure: Departure
     mean: EncodedMean
     vote: Callable[[], int]
-    """Return 1 if any rank wants to stop."""
+    """Returns 1 if a rank wants to stop, else 0."""
 
 
 class StreamingDiLoCo(ReplicatedMethod):

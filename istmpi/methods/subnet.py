@@ -77,7 +77,7 @@ class Subnet:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
-        """Begin a local step: delete all gradients. ``rate``: for label layers, which update themselves.
+        """Begin a local step: delete all gradients. ``rate``: learning rate of label layers that update themselves.
 
         ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic`` network (dropout).
         """
@@ -106,7 +106,7 @@ class Subnet:
         self._move()
 
     def settle(self) -> None:
-        """Apply the postponed updates of table rows that the last steps did not read."""
+        """Apply the postponed updates of embeddings' rows that the last steps did not read."""
         if self._sparse_rows:
             self._sparse_rows.finish()
 

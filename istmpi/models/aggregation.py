@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
-"""The largest share of non-zero features at which a training step multiplies only the non-zero ones."""
+"""The largest share of non-zero features at which a training step multiplies only these features."""
 
 SLOPE = 0.2
 
@@ -52,8 +52,7 @@ class Edges:
     def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
         """Return the weighted mean of ``values`` ``[n, heads, units]`` over each node i and its neighbours.
 
-        The weights are a softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``. Both scores are
-        ``[n, heads]``.
+        Weights: softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
         """
         (rows, columns), heads = self._places, to_self.shape[1]
         selves = functional.leaky_relu(to_self + to_others, SLOPE)
@@ -81,7 +80,7 @@ NORMS = ("layer", "none")
 
 
 def norm_of(name: str, units: int) -> nn.Module:
-    """A layer normalisation without parameters, or the identity. Raises ValueError for other names."""
+    """A layer normalisation without parameters, or the identity. Raises ValueError unless ``name`` is in `NORMS`."""
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
@@ -122,7 +121,7 @@ with catch_warnings():
 
 
 class _Product(torch.autograd.Function):
-    """``bags @ weight.T``. The orders by rows and by columns are given; torch would sort again in each step."""
+    """``bags @ weight.T``. `Bags` are sorted by rows and by columns already; torch would sort again in each step."""
 
     @staticmethod
     def forward(context, weight, bags):

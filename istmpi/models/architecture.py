@@ -33,7 +33,7 @@ class Architecture:
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The number of nodes in a batch's example, and in the whole graph. Other figures take each node as an example."""
+    """The number of nodes in a batch's example, and in the whole graph. All other figures take a node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -58,7 +58,7 @@ class Architecture:
 
     @property
     def code(self) -> UserNetwork:
-        """The network's class with all its arguments. Raises ConfigError if they were not given."""
+        """The network's class with all its arguments. Raises ConfigError if no code was given."""
         if self._code is None:
             raise ConfigError(f"{self.name} is your network: give its code, --model FILE.py:Class.")
         return self._code
@@ -71,7 +71,7 @@ class Architecture:
 
     @property
     def frozen(self) -> Mapping[str, torch.Tensor]:
-        """The values of the frozen parameters by name; empty before the first build here."""
+        """The values of the frozen parameters by name; empty before this process's first build."""
         return self._code.frozen if self._code else {}
 
     def give(self, name: str, values: torch.Tensor) -> None:
@@ -221,7 +221,7 @@ class Architecture:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Raise ConfigError if there are no groups, or if one cannot be dealt out or, if ``scaled``, be scaled."""
+        """Raise ConfigError without groups, or if one cannot be dealt out or (if ``scaled``) have its sums scaled."""
         cure = "Use another method, such as --method local-sgd"
         if not groups:
             problems = dict(self.table.undealt)
@@ -251,7 +251,7 @@ class Architecture:
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
         """Raise ConfigError if the network, unless its table is written by hand, cannot be built at these lengths.
 
-        The error is also raised for other batch normalisations than in the table or, if ``tried``, a failing pass.
+        The error is also raised if batch normalisations differ from the table or, with ``tried``, a pass fails.
         """
         if has_table(self.name):  # it may be too large to be tried
             return
@@ -285,7 +285,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """Build the full network with initial values. Leaves draw their values in each call, some rows at a time."""
+        """Build the full network with initial values. Leaves draw their weights in each call, some rows at a time."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare

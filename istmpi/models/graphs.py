@@ -1,6 +1,5 @@
 """Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907), GraphSAGE with the mean over neighbours (Hamilton
-et al. 2017, arXiv 1706.02216), both as wide as in GIST (arXiv 2102.10424); and GAT (Veličković et al. 2018,
-1710.10903).
+et al. 2017, arXiv 1706.02216), both as wide as in GIST (2102.10424); and GAT (Veličković et al. 2018, 1710.10903).
 """
 
 from torch import nn

@@ -33,12 +33,12 @@ class Finding:
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """True if a narrower network gives other outputs than the full one with its other units silent."""
+    """True if a narrower network gives other outputs than the full network whose other units are zero."""
     problem: str = ""
     vague: bool = False
     """True if the trial proves nothing: the outputs do not show the units' order."""
     blocks: tuple[ResidualBlock, ...] = ()
-    """The blocks, if the integer counts blocks that are dealt out whole. Each is a unit."""
+    """The blocks, if the integer counts blocks. Each block is a unit, dealt out whole."""
 
     @property
     def units(self) -> int:
@@ -130,7 +130,7 @@ def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> d
 
 
 def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """The axes that double with a width, each with its length divided by the width; or a problem as text."""
+    """The axes that double with a width, each with its length divided by the width; or the problem, as text."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -155,8 +155,7 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
 def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
     """The readings that a class declares by ``AXES = {parameter: pattern}``, by width.
 
-    A declared reading of an axis replaces the inferred ones, and is proved like them. ConfigError if AXES does not fit
-    the network.
+    A declared reading of an axis replaces inferred readings, and is proved, too. ConfigError if AXES does not fit.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
@@ -211,7 +210,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """The readings that one small network proves, or the problem. ``last``: no other trial will follow."""
+    """The readings that one small network proves, or a problem. ``last``: this is the last trial."""
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""

@@ -28,7 +28,7 @@ from istmpi.models.uses import sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
-"""Layers that sum over an axis of their weight."""
+"""Classes of layers that sum over an axis of their weight."""
 
 Leaves = dict[str, tuple[str, ...]]
 Contents = Mapping[str, tuple[int, float | None]]
@@ -189,7 +189,7 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Return the blocks without ends that attention only reads, never calls, and ``folded`` with their parameters."""
+    """Return ``blocks`` without the ends that attention reads but never calls, and ``folded`` with their parameters."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -216,8 +216,8 @@ def _initial(
 ) -> tuple[float, float]:
     """Return bound and centre of a parameter's initial values, from its contents in two constructions.
 
-    Equal contents have the bound 0. The bound of a factor of products follows from their number of inputs, that of an
-    embedding from its width. Others keep mean and standard deviation. ConfigError if a value is not finite.
+    Equal contents have the bound 0. The bound of a product's weight follows from its number of inputs, that of an
+    embedding from its width. Others keep mean and deviation. Raises ConfigError if a value is not finite.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
@@ -235,11 +235,10 @@ def _initial(
 
 
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """Return the layers that compute the same wherever their weights' rows are, with the names of their parameters.
+    """Return the layers, with their parameters' names, whose results do not depend on where their weights' rows are.
 
     A small network is tried, or the full one if that fails. Each layer has its weight only during its own call. The
-    outputs must equal those of the ordinary network to the last bit. A layer is left out if its weight is read
-    elsewhere.
+    outputs must equal those of the ordinary network to the last bit. A layer is left out if others read its weight.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():

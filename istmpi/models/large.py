@@ -1,6 +1,6 @@
 """A network that is too large for a rank, ``LARGE = True``: its table is found with few units, then enlarged.
 
-An effect of the number of units other than on shapes, as in ``GroupNorm(min(8, c), c)``, is not noticed.
+If units change more than shapes, as in ``GroupNorm(min(8, c), c)``, this is not noticed.
 """
 
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Leaves of a network: layers that can compute with a part of their weight's rows.
 
-Only the layer's own call is replaced. For any other use the weight is absent (`Elsewhere`), so that its part is never
-mistaken for the whole.
+Only the layer's own call is replaced. For other uses the weight is absent (`Elsewhere`): a part is never taken for all.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Leaf:
         return -1 - len(getattr(self.module, "kernel_size", ()))
 
     def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The outputs of these rows or, if rows are inputs, their contribution to all outputs."""
+        """The outputs of ``rows`` or, if rows are inputs, their contribution to all outputs."""
         if isinstance(self.module, nn.Embedding):
             return _looked_up(rows, values["weight"], *inputs, **named)
         if isinstance(self.module, nn.EmbeddingBag):
@@ -147,7 +146,7 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not here. Its shape, dtype and similar facts can be read; its device is the CPU.
+    """A parameter whose values are not on this rank. Its shape, dtype etc. can be read; its device is the CPU.
 
     Any other use raises RuntimeError and sets ``read``.
     """
@@ -210,7 +209,7 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """A network of shapes only. Buffers and frozen parameters have values if its build on the meta device fails."""
+    """A network of shapes only. If its build on the meta device fails, buffers and frozen parameters have values."""
     try:
         with torch.device("meta"), without_values():
             return build()
@@ -220,7 +219,7 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _Unfilled(Watching):
-    """Skips in-place operations on the meta device: for these PyTorch would import its decompositions, in seconds."""
+    """Skips in-place operations on the meta device: PyTorch would import decompositions for these, in seconds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
@@ -229,7 +228,7 @@ class _Unfilled(Watching):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters named in ``elsewhere`` by `Elsewhere`. Return the others, emptied, to be filled."""
+    """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, emptied: the caller fills them."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):

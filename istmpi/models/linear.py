@@ -1,7 +1,7 @@
 """Linear layers whose gradient stays in the same memory. Parts of a gradient can be sent before the rest is computed.
 
 In training, a last layer of very many labels has the logits of only one block of labels in memory. The backward pass
-computes them again (a fourth product beside three), unless there is only one block. Plain SGD updates a block's weights
+computes them again (a fourth product), unless there is only one block. Plain SGD updates a block's weights
 as soon as their gradient is computed.
 """
 
@@ -37,7 +37,7 @@ class Linear(nn.Linear):
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
-    """The number of forward passes whose backward pass is still to come."""
+    """The number of forward passes without their backward pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
@@ -56,8 +56,7 @@ class Linear(nn.Linear):
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
         """A function that writes rows of ``weight.grad``, or adds to them. Call it for all rows in order.
 
-        Its arguments: the slice of rows, the gradient of products ``[batch, rows]``, and the inputs
-        ``[batch, inputs]``.
+        Its arguments are the slice of rows, the gradient of products ``[batch, rows]``, and inputs ``[batch, inputs]``.
         """
         self._awaited -= 1
         weight = self.weight
@@ -97,7 +96,7 @@ def release_gradients(network: nn.Module) -> None:
 
 
 class _Product(Function):
-    """``functional.linear``, except that the layer itself adds up its weight's gradient."""
+    """``functional.linear``, but the layer itself adds up its weight's gradient."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, layer):

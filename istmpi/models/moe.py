@@ -1,4 +1,4 @@
-"""A decoder for text whose feed-forward units are experts. Each token uses its best ones (arXiv 2101.03961)."""
+"""A decoder for text whose feed-forward units are experts. Each token uses its best experts (arXiv 2101.03961)."""
 
 from typing import Any
 

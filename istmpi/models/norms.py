@@ -20,7 +20,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 class Calibrated:
     """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments`` once they are set.
 
-    It keeps no running statistics: those of a subnet, whose units see fewer inputs, would be wrong in the full network.
+    It keeps no running statistics: a subnet's units see fewer inputs, so its statistics are wrong in the full network.
     """
 
     moments: Moments | None = None
@@ -66,7 +66,7 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations, and instance ones with running statistics, into `Calibrated` ones, in place."""
+    """Turn batch normalisations, and instance normalisations with running statistics, into `Calibrated`, in place."""
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()

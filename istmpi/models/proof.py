@@ -93,7 +93,7 @@ class Trial:
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
     def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The outputs. ``made`` collects each module's first output, in the order of calls."""
+        """The network's outputs. ``made`` collects each module's first output, in the order of calls."""
 
         def note(name: str, _: nn.Module, __: object, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
@@ -119,7 +119,7 @@ class Trial:
     def read_before(self, module: str) -> Sequence[str]:
         """The parameters that are read before a module's first call ends, in the order of their first use.
 
-        A name of no module gives all parameters. Those that are never read come last.
+        A name of no module gives all parameters. Parameters that are never read come last.
         """
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
@@ -179,7 +179,7 @@ class Trial:
 
 
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
-    """The widths whose units cannot be permuted in the network as it is trained, each with the problem.
+    """The widths whose units cannot be permuted in the full network, run or in training, each with the problem.
 
     A constructor may make another network for many units, and a forward may compute differently in training.
     """

@@ -26,17 +26,17 @@ NORMALISATIONS = {
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
 """Operations that add something to their first tensor."""
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""The index of the first factor of each product. Its last axis is summed over."""
+"""The index of each product's first factor, whose last axis is summed over."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
-"""Operations that leave weights as they are: after them, the weights of a softmax still count as weights."""
+"""Operations whose result still counts as weights if their operand is the weights of a softmax."""
 MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
 """Operations that only move or copy values."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A product or a normalisation. The only size of a normalisation is the number of values that it returns."""
+    """A product, or a normalisation, whose ``sizes`` are the number of values that it returns."""
 
     module: str
     kind: str
@@ -60,7 +60,7 @@ class Sum:
     inner: int = field(compare=False)
     """The number of values that each result adds up."""
     fan: int = field(compare=False)
-    """The number of inputs of each output, if it differs from ``inner``; otherwise 0."""
+    """The number of inputs that each output sums, if it is not ``inner``; otherwise 0."""
     weighted_by: frozenset[int] = field(compare=False)
     """The softmaxes that made this sum's weights, by their numbers in `Recorder.sums`."""
 
@@ -78,15 +78,14 @@ class Recorder(Watching):
         self.joins: set[tuple[int, int]] = set()
         """Pairs of products, by their numbers, whose outputs are added. The second is computed from the first."""
         self.kept_apart: set[str] = set()
-        """Parameters that other operations than sums use too. They cannot be multiplied themselves."""
+        """Parameters that not only sums use. No factor can multiply the parameter itself."""
         self.readers: dict[int, set[str]] = {}
         """The modules in which each storage is read, by the storage's number."""
         self.network, self._parameters = network, dict(network.named_parameters())
         self._known, self._modules = Provenance(), [""]
         self._calls = Calls(network, self._modules)
         self._alive: list[torch.Tensor] = []
-        """The tensors that were made. They are kept so that no other tensor takes their memory and is mistaken for
-        them."""
+        """The results of operations, kept so that no other tensor takes their memory and is mistaken for them."""
         # These are keyed by storage. A set of products is an integer with a bit for each.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
@@ -99,7 +98,7 @@ class Recorder(Watching):
 
     @property
     def records(self) -> Sequence[Any]:
-        """The products in training, the sums in evaluation. They are equal in networks that differ only in widths."""
+        """The products in training, the sums in evaluation: equal for networks that differ only in widths."""
         return self.products if self.training else self.sums
 
     @contextmanager
@@ -159,7 +158,7 @@ class Recorder(Watching):
     def _add(self, left: int, right: int) -> None:
         """Note which products an addition joins. ``left``, ``right``: bit masks of the products that made the summands.
 
-        Recurrences are left out, and so are tables of positions that several layers add.
+        Recurrences are left out, and so are embeddings of positions that several layers add.
         """
         for first, second in ((left, right), (right, left)):
             makers = {self.products[number].parameter for number in _bits(second)}

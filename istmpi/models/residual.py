@@ -25,8 +25,7 @@ EXAMPLES = 3
 class Absent(nn.Module):
     """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the block's.
 
-    If the block returns a tuple of length ``outputs``, all elements except the first are None. ``made``: a value to
-    return instead.
+    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made`` replaces it.
     """
 
     def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
@@ -53,7 +52,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """Return the residual blocks among the modules that an integer counts, or the problem. May overwrite ``full``."""
+    """Return the residual blocks among the modules that an integer counts, or a problem. May overwrite ``full``."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:

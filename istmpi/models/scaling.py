@@ -40,12 +40,12 @@ class Call:
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """A result is multiplied by the sum's factor to this power; logsumexp adds the factor's logarithm instead."""
+    """The power of the sum's factor by which a result is multiplied; logsumexp adds the factor's logarithm instead."""
     detail: str = ""
     module: str = ""
     parameter: str = ""
     inner: int = field(default=0, compare=False)
-    """The length that is summed over; 0 if calls do not differ in it."""
+    """The length that is summed over; 0 if it does not matter."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
     def placed(self, module: str, parameter: str) -> Call:
@@ -109,7 +109,7 @@ def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
 
 
 class Provenance:
-    """Tracks the known tensors: those computed from parameters and buffers alone, and from which parameters."""
+    """Tracks the known tensors, i.e. those computed from parameters and buffers alone, and their parameters."""
 
     def __init__(self) -> None:
         # The keys are storages. The tensors are kept, so that no other tensor takes their memory.
@@ -211,7 +211,7 @@ def input_multiplied(
 def multiply_sums(
     network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
 ) -> None:
-    """Make a network scale its sums. ``factors()`` returns factors of calls (`Scaled`), and of parameters by name."""
+    """Make a network scale its sums. ``factors()`` returns factors for calls (`Scaled`) and, by name, parameters."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:

@@ -102,7 +102,7 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
-    """Add a module's file, and those that it imports from its folder, each with its path there; and other libraries."""
+    """Add a module's file, and the files that it imports from its folder, by their paths there; and other libraries."""
     if not (file := _file_of(module)):
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")

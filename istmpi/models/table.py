@@ -47,7 +47,7 @@ class Operator:
     examples: int = 1
     """1 if the product's size grows with the number of examples, otherwise 0."""
     lookups: float = 0
-    """The mean number of table rows that a bag adds up, or of neighbours of a node."""
+    """The mean number of embeddings that a bag adds up, or of neighbours of a node."""
     block: int = 0
     """The number of columns in memory at a time; 0 means all."""
 
@@ -122,7 +122,7 @@ class Use:
 
 
 Blocks = Mapping[str, Sequence[ResidualBlock]]
-"""The residual blocks of each group that counts blocks; each is a unit."""
+"""The residual blocks of each group that counts blocks; a block is a unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Table:
     fixed: Mapping[str, int] = field(default_factory=dict)
     """The lengths of other axes that have a name."""
     undealt: Mapping[str, str] = field(default_factory=dict)
-    """The reason why each of the other widths cannot be dealt out."""
+    """The widths that cannot be dealt out, each with the reason."""
     parameters: Mapping[str, ParameterEntry]
     """Every parameter by its name. A tied parameter has the first of its names."""
     computed: tuple[str, ...] = ()
@@ -174,9 +174,9 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups to deal out by default, of those whose sums can be scaled: those that the class prefers, if any.
+        """The groups to deal out by default, if their sums can be scaled: the groups that the class prefers, if any.
 
-        Otherwise they are the groups on no residual stream, or all if there are none. Of several groups on one axis,
+        Otherwise: the groups on no residual stream or, without any, all groups. Of several groups on one axis,
         such as heads and their width, only the outermost counts; groups of blocks count only if there are no others.
         """
         groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
@@ -195,7 +195,7 @@ class Table:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """Read a table that `tree` wrote, also in an earlier version; any exception if it is not a table."""
+        """Read a table that `tree` wrote, also in an earlier version. Raises any exception if it is not a table."""
 
         operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
         return convert({"uses": None, **tree, "operators": operators}, Table)

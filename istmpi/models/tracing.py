@@ -30,12 +30,12 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Family:
-    """The record of a network's operations at some lengths of its axes, and those with each width doubled."""
+    """A network's recorded operations at some lengths of its axes, and the records with each width doubled."""
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The record for each doubled width; None if its operations differ. In training, "" is the number of examples."""
+    """The record for each doubled width; None if its operations differ. In training, key "": twice the examples."""
 
     @property
     def complete(self) -> bool:
@@ -83,7 +83,7 @@ def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
 
 
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """Return an axis of this length with these widths as inner factors; the rest is the outermost factor."""
+    """Return an axis of this length with the widths ``names`` as inner factors; the rest is the outermost factor."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
     return str(Axis((*first, *map(Factor, names))))

@@ -74,8 +74,7 @@ class Transformer(nn.Module):
     def forward(self, tokens, cache: list | None = None):
         """Logits ``[b, t, outputs]`` of the token after each of the tokens ``[b, t]`` int64.
 
-        ``cache``: a list, empty at first. Each call stores its keys and values there for the next call, whose tokens
-        follow.
+        ``cache``: a list, empty at first. Each call adds keys and values for the next call, whose tokens follow.
         """
         first = cache[0][0].shape[2] if cache else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)

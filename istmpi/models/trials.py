@@ -24,12 +24,12 @@ single precision even if all else is in double."""
 IN_DOUBLE = 10**8
 """The largest number of weights of a network that is run in double precision."""
 COARSE = 1e-3
-"""The largest difference for outputs in other precisions."""
+"""`TOLERANCE` for outputs of other types than float64."""
 TOKENS = 8
 
 
 class Watching(TorchDispatchMode):
-    """A mode that sees each of PyTorch's operations, without its compiler."""
+    """A mode that sees each operation of PyTorch, without PyTorch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -69,7 +69,7 @@ def set_values(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in this context: several would only wait for each other."""
+    """Let PyTorch use one thread in this context: more threads wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -80,7 +80,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Make PyTorch's random numbers on the CPU in this context depend on the seed alone; later ones do not change."""
+    """Make PyTorch's random numbers on the CPU in this context depend on the seed alone. Restore their state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -34,7 +34,7 @@ class Width:
 class UserNetwork:
     name: str
     load: Callable[[], tuple[type[nn.Module], Source]] = field(compare=False)
-    """A function that returns the class and its source. It is called only if these are needed."""
+    """A function that returns the class and its source. It is called only when needed."""
     facts: Mapping[str, Any]
     settings: Mapping[str, Any]
     inputs: tuple[int, ...]
@@ -50,8 +50,8 @@ class UserNetwork:
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a user's own batch, or None. The outputs for such a batch may be any tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, from the first build on. Networks built here use those of
-    equal shape."""
+    """The values of the full network's frozen parameters, from the first build on. Networks built here take those of
+    the same shape."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values were replaced after the constructor."""
 
@@ -79,7 +79,7 @@ class UserNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class prefers to deal out (``DEALT``)."""
+        """The widths that the class prefers to deal out. ConfigError if ``DEALT`` is malformed."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
@@ -190,7 +190,7 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if that fails.
+        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if a pass fails.
 
         If there is an ``example``, all floating-point outputs form a single row.
         """

@@ -24,11 +24,11 @@ class Sums:
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
-    """The number of inputs that each parameter's product adds up, without inputs that are averaged."""
+    """The number of inputs that each parameter's product adds up, without the inputs of means."""
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
-    """The sums over units of a network's widths. ``layers``: modules that take a sum in their own call."""
+    """Find the sums over units of a network's widths. ``layers``: modules that take a sum in their own call."""
     family = Family.of(network, lengths, full)
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     unscaled = {

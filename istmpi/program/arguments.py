@@ -25,7 +25,7 @@ PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The settings of some `SECTIONS` that can be arguments; of the others, all can."""
+"""The settings that can be arguments, by section; of other `SECTIONS`, all settings can."""
 
 
 IN_PYTHON = {
@@ -41,7 +41,7 @@ IN_PYTHON = {
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Rewrite errors raised within: they name a program's arguments instead of command-line options."""
+    """Rewrite errors raised in this context: name a program's arguments instead of command-line options."""
     try:
         yield
     except IstmpiError as error:
@@ -53,7 +53,7 @@ def in_python() -> Iterator[None]:
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for unknown ones."""
+    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for unknown arguments."""
     places = dict(_settings())
     for name, value in given.items():
         if name not in places:
@@ -62,7 +62,7 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield (argument, setting). If two sections have a setting of a name, the bare name means the first one."""
+    """Yield (argument, setting). An argument that two sections have means the first one's setting."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):
@@ -90,7 +90,7 @@ def run_of(
     batch: int,
     settings: Mapping[str, Any],
 ) -> Run:
-    """Return the run for a network class with these constructor ``arguments``. ConfigError if they do not fit."""
+    """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they do not fit."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "

@@ -110,7 +110,7 @@ class Distributed:
         """Yield the rounds that are left of ``rounds``, one by one. Collective.
 
         ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a checkpoint, a run's
-        folder, or ``"auto"`` to continue what is in ``folder``, if anything. With ``network`` the trained network is
+        folder, or ``"auto"`` to continue the run in ``folder``, if any. With ``network`` the trained network is
         saved there at the end. The other arguments, and errors, are those of `istmpi.run_training`.
         """
         if resume and resume != "auto" and not Path(resume).exists():
@@ -192,9 +192,11 @@ class Distributed:
         ``score`` returns a mean over the batch's examples, as a number or a dict of numbers, or a pair: a sum over
         examples, and their number. A batch has as many examples as its first tensor has rows. ``calibrate``: a loader
         whose first batch on each rank gives the moments of batch normalisations; later calls use it again.
-        ``same_loader``: each of P ranks takes every P-th batch; otherwise each has its own loader and takes all of it.
+        ``same_loader``: each of P ranks takes every P-th batch; otherwise each takes all batches of its own loader.
         The result is the same on all ranks, and in the record as ``name`` or under the names of a dict.
         ``higher_is_better`` is for `istmpi report`, and for the first score of a dict.
+
+        Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not finite.
         """
         if self._round and self._round.under_way:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
@@ -212,7 +214,7 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network for istmpi's commands, like ``network.h5``; every rank writes its rows. Collective."""
+        """Save the network, as in ``network.h5``; each rank writes its rows. Collective. Raises OutputError."""
         training, path = self.training, Path(path)
         self._together("save")
         self._scoring.require_calibrated()
@@ -223,7 +225,7 @@ class Distributed:
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
 
-        Rank 0 has the whole network in memory, the others one parameter at a time. Weights include the factors of sums
+        Rank 0 has the whole network in memory, other ranks one parameter at a time. Weights include the factors of sums
         over dealt units. Raises ConfigError if the class cannot express these factors.
         """
         from istmpi.deploy.layers import own_state
@@ -248,7 +250,7 @@ class Distributed:
             return whole_state(state)
 
     def export(self, path: str | Path) -> None:
-        """Save `state_dict` with torch.save, on rank 0. Collective."""
+        """Save `state_dict` with torch.save, on rank 0. Collective. Raises OutputError, too."""
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -256,7 +258,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return the cost of a round before it is run: bytes of all ranks, FLOPs and memory of the largest rank."""
+        """Return the expected cost of a round: bytes sent by all ranks, FLOPs and memory of the largest rank."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -265,7 +267,7 @@ class Distributed:
         }
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return a dict for each completed round, as in metrics.jsonl, even for those before resuming. Collective."""
+        """Return a dict for each completed round, as in metrics.jsonl, also for rounds before resuming. Collective."""
         self._together("metrics")
         with self.communicator.agreed():
             lines = self._record.metrics() if self._record and self.communicator.rank == 0 else []

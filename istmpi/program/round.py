@@ -27,7 +27,7 @@ def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], name
 
 
 class Round:
-    """A round whose local steps the user's loop takes."""
+    """A round whose local steps the user's loop takes. Wrong use raises ConfigError."""
 
     def __init__(self, job: Any, training: Training):
         self.number = training.rounds_done + 1
@@ -111,7 +111,7 @@ class Round:
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take a local step: backward pass, mean over ranks if the method has one, clipping, optimizer, schedule.
 
-        With ``accumulate`` calls for a step, only the last call moves the weights, by the mean of all their losses.
+        With ``accumulate`` calls for a step, only the last call moves the weights, by the mean of all calls' losses.
         Raises ConfigError if the loss is not one number or has no gradient.
         """
         self._require_loss(loss)
@@ -148,7 +148,7 @@ class Round:
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the present local step as taken although no weights move, e.g. when a `GradScaler` skips it."""
+        """Count the present local step as taken without an update, e.g. when a `GradScaler` skips it."""
         self._taken = True
 
     def finished(self) -> bool:

@@ -1,5 +1,5 @@
-"""Scores the full network by a user's function, which passes batches through the network. With a further loader, the
-function also calibrates the batch normalisations."""
+"""Scores the full network by a user's function, which passes batches through the network. With another loader, the
+function also calibrates batch normalisations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scoring:
     def means(
         self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
     ) -> dict[str, float]:
-        """Return each score's mean by name, "" for a single score. Arguments are those of `Distributed.evaluate`."""
+        """Return each score's mean by its name ("" for a single score). Errors are as for `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
         full, sums, count = training.evaluator.network, {}, 0
         with training.clock("evaluate"):
@@ -116,7 +116,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any; return True if moments are known after this round."""
+        """Calibrate again on the last loader, if any. Return True if moments after this round are known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

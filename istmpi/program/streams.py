@@ -57,7 +57,7 @@ class Stream:
     """The batches of a loader, unchanged.
 
     From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
-    (seed, rank, step), so a resumed run takes the same ones on as many ranks. Any other iterable keeps its own order,
+    (seed, rank, step). A resumed run on as many ranks takes the same batches. Any other iterable keeps its own order,
     and starts again after its end.
     """
 
@@ -92,7 +92,7 @@ class Stream:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """The length and a checksum of a map-style data set, 0 for random examples; None for other loaders."""
+        """A map-style data set's length and checksum (0 if examples are random); None for other loaders."""
         if self._batches is None:
             return None
         again = _Collated.of(self._loader)
@@ -145,7 +145,7 @@ class Streams:
         """Streams whose first batches must still be compared between ranks."""
 
     def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream. Raises DataError if its data set differs between ranks or from before resuming."""
+        """Return a loader's stream. Raises DataError if its data set differs on a rank or from before resuming."""
         key = id(loader)
         if draws_at_random(loader):  # a new loader of the same data set, as in each round, continues its stream
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
@@ -182,7 +182,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Raise DataError if a data set differs from before resuming. On another number of ranks, skip local ones."""
+        """Raise DataError if a data set differs from before resuming; skip local data if the ranks' number changed."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -200,7 +200,7 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states of this rank's loaders after a round, or before it if it was ``dropped``, if any has a state.
+        """Save the states, if any, of this rank's loaders after a round, or before a ``dropped`` round.
 
         Keep the newest ``kept + 1`` files.
         """
@@ -250,9 +250,10 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set: a whole map-style one, in batches of one size.
+    """Return True if ranks draw at random from a loader's data set, whatever the loader's order.
 
-    This includes loaders without shuffling, which would give all ranks the same batches.
+    It must be map-style, with one batch size and a sampler of torch that takes each example once. So a loader
+    without shuffling does not give all ranks the same batches.
     """
     if not _is_map_style(loader) or not loader.batch_size:
         return False
@@ -265,7 +266,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
     Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its own batches; otherwise it reads all.
+    map-style data set, a rank reads only its own batches; otherwise it reads all. Raises ConfigError then if it
+    has workers.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

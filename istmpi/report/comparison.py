@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional error of each default target, as a share of that of the best score that all runs reach."""
+"""The additional error of each default target, as a share of the error of the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The splits of scores in training and of final scores, in words; empty texts if all are of the test split."""
+        """The splits of the scores in training and of the final scores, in words; empty if all are test scores."""
         validated = any(curve.test is not None for group in self.groups for curve in group.curves)
         return (" on the validation split", " on the test split") if validated else ("", "")
 
@@ -91,7 +91,7 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """Return a group's figure divided by the best group's: the median over common seeds, else the ratio of medians.
+        """Return a group's figure divided by the best group's: the median over common seeds, else the medians' ratio.
 
         None if the group's median run did not reach the target, or if the ratio is infinite.
         """
@@ -195,9 +195,9 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """Return the scores with 50%, 25% and no more error than the best score that all runs reach, to three digits.
+    """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach, to three digits.
 
-    Unfinished runs count only if there are no others.
+    Unfinished runs count only if no run is finished.
     """
     there = [curve for curve in curves if curve.points]
     there = [curve for curve in there if not curve.problem] or there
@@ -272,7 +272,7 @@ def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) 
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as people write it: ``512-512``, or ``none`` for one that is not set."""
+    """Return a setting's value as people write it: ``512-512``, or ``none`` for None."""
     if value is None or value == "":
         return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -42,7 +42,9 @@ PICTURE = "progress.png"
 
 
 def draw(folder: Path) -> Path:
-    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes."""
+    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
+
+    Raises DataError for a bad record, OutputError if the file cannot be written."""
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
     title, method = folder.name, ""

@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, for all kinds of colour blindness."""
 BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
-"""Further colours, as far as possible from these and from each other, also for the colour-blind."""
+"""Further colours, as far as possible from the palette and each other, also for the colour-blind."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ STYLES = {
 
 UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
-"""The lines of one method's groups, which differ in their settings, in this order."""
+"""The line styles, in order, of a method's groups, which differ in their settings."""
 
 PHASES = {
     "deal": "#666970",
@@ -75,7 +75,7 @@ REST = ("#f7f7f7", "#252525", "#bdbdbd")
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each method. A method that is not in `STYLES` gets an unused colour and another marker."""
+    """Return a style for each method. A method without an entry in `STYLES` gets an unused colour and marker."""
     names = list(dict.fromkeys(names))
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
@@ -104,7 +104,7 @@ LOOK = {
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib takes neither for mathematics nor for a label to hide; long ones are cut."""
+    """Return a text that matplotlib takes neither for mathematics nor for a label to hide; long texts are cut."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
@@ -115,7 +115,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context for drawing with our look, without a user's settings. Raises ImportError without matplotlib."""
+    """A context for drawing in one look, without a user's settings. Raises ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

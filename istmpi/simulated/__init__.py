@@ -24,7 +24,7 @@ class Outcome:
     dead: frozenset[int]
     calls: Sequence[int]
     messages: Counter[str]
-    """The number of all ``messages``, also in collective calls; and the ``bytes`` of messages between two ranks."""
+    """Counts: ``messages``, collective calls included, and ``bytes`` of messages between two ranks."""
     switches: int
     seconds: float
     trace: int

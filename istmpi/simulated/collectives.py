@@ -1,4 +1,4 @@
-"""Collective calls of a simulated job: a rank brings a value, and leaves once the values it needs are there."""
+"""Collective calls of a simulated job: a rank brings a value, and leaves once all values that it needs are brought."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -47,8 +47,8 @@ class Collectives:
     ) -> Request:
         """Begin a rank's next collective call; once the ranks ``needs`` have begun it, ``leave`` makes the result.
 
-        All ranks must give the same ``name``; otherwise SimulationError ends the job. Calls ``among`` some ranks are
-        matched separately.
+        All ranks must give the same ``name``; otherwise SimulationError ends the job. ``among``: the ranks that
+        make the call, by default all.
         """
         network, members = self._network, among or context.members
         caller = context.number, among, rank

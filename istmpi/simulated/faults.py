@@ -46,10 +46,7 @@ class Faults:
 
     @classmethod
     def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
-        """Draw faults from a seed: always delays, and at most one other kind.
-
-        ``calls``: the number of each rank's calls.
-        """
+        """Draw faults from a seed: delays, and at most one other kind. ``calls``: the number of each rank's calls."""
         draw = random.Random(f"faults {seed}")
         rank, place, size = draw.randrange(ranks), draw.random(), draw.random()
         call = 1 + int(place * (calls if isinstance(calls, int) else calls[rank]))

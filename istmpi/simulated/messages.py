@@ -1,6 +1,6 @@
 """Messages between ranks of a simulated job, matched as MPI does.
 
-Two messages with the same tag from one rank to another arrive in the order of sending; others need not. A receive with
+Messages with one tag from one rank to another arrive in the order of sending. Other messages need not. A receive with
 any tag gets the first message of its sender that is not received yet.
 """
 

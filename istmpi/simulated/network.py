@@ -46,7 +46,7 @@ class Network:
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only polls. Unlike `call`, it does not shorten a waiting rank's rests."""
+        """Begin a call that only polls. Unlike `call`, this does not shorten the rank's next rest."""
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
@@ -210,4 +210,4 @@ class Group:
         return [group.members.index(self.members[rank]) for rank in ranks]
 
     def Free(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: a group has no memory to free."""

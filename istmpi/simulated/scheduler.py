@@ -56,7 +56,7 @@ class Scheduler:
         heapq.heappush(self._list, (when, self._number, action, subject))
 
     def wake(self, task: Task, seconds: float) -> None:
-        """Schedule a task's turn in so many seconds, in place of its earlier turn."""
+        """Schedule a task's next turn in ``seconds``, in place of its earlier turn."""
         task.ticket += 1
         self.at(self.now + seconds, None, (task, task.ticket))
 

@@ -1,4 +1,4 @@
-"""A run on a simulated cluster: once, or under very many schedules, each checked against a law.
+"""A run on a simulated cluster: once, or under many schedules. Each is checked.
 
 Whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and bytes. A job
 that lost a rank is resumed, and reaches the same weights.

@@ -21,8 +21,8 @@ class Best:
     def of(run: Run, data: Dataset) -> Best | None:
         """Return a new object if the run scores the validation split during training; otherwise None.
 
-        A run does so if it has that split and a setting uses the score. Raises ConfigError if such a setting lacks the
-        split, or does not go with train.resolution.
+        A run does so with data.validation, train.patience or checkpoint.best. Raises ConfigError if the data lack the
+        split, or if checkpoint.best meets train.resolution.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
         reasons += ["checkpoint.best = true"] * run.checkpoint.best
@@ -43,7 +43,7 @@ class Best:
         """Rounds done when the best score was reached; None before the first evaluation."""
         self.score: float | None = None
         self.without_better = 0
-        """The number of evaluations since then."""
+        """The number of evaluations since the best score."""
 
     def take(self, round: int, score: float) -> None:
         better = self.score is None or (score > self.score if self._higher else score < self.score)

@@ -53,7 +53,7 @@ class ComparisonWatch(Watch):
     """A watch on rank 0 over a comparison; the inherited methods are called for the current run."""
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        """Take note that a run begins; it has this number, from 1, of ``count``."""
+        """Take note that a run begins, with ``number``, from 1, of ``count``."""
 
     def skipped(self, turn: Turn) -> None:
         """Take note that an earlier job has finished this run."""
@@ -92,7 +92,7 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Train one local step (fedavg: one pass) of each phase of every method that has unfinished runs."""
+        """Try each method that has unfinished runs: a local step (fedavg: a pass), and a step of method.finish."""
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1

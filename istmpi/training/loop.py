@@ -193,7 +193,7 @@ class Training(Prepared):
         )
 
     def resume(self, path: Path) -> list[str]:
-        """Resume from a checkpoint of any number of ranks; return the differences from its run.
+        """Resume from a checkpoint of any number of ranks; return the differences from the checkpoint's run.
 
         Raises ConfigError on every rank if the checkpoint belongs to another run, DataError if a weight is not finite.
         """

@@ -1,6 +1,6 @@
 """Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model. Collective.
 
-Times are those of the slowest rank, mostly medians, while all ranks work at once as in training.
+Times are the slowest rank's, usually medians, while all ranks work at once as in training.
 """
 
 import time
@@ -80,7 +80,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of work: the first call's if above `SECONDS`, otherwise a median of calls without a pause."""
+    """Measure the seconds of ``work()``: of its first call if above `SECONDS`, else a median of calls."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
@@ -100,9 +100,9 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit seconds by columns with nonnegative coefficients; return these, and the median relative error.
+    """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median relative error.
 
-    The fit minimises relative errors. A coefficient that would be negative is set to zero, and the rest fitted again.
+    The fit minimises relative errors. A negative coefficient is set to zero, and the others are fitted again.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
@@ -223,7 +223,7 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartCost]:
-    """Yield the networks to measure: the whole one, and the largest subnets for P/2, P and 2P ranks if usable."""
+    """Yield the networks to measure: the whole network, and the largest subnets for P/2, P and 2P ranks if usable."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)

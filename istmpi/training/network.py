@@ -1,4 +1,4 @@
-"""Builds a run's network, the same on every rank. Rank 0 inspects a network without a written table, and sends one."""
+"""Builds a run's network, the same on every rank. If its table is not written by hand, rank 0 makes and sends it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = 16
 """The most training examples on which a network is tried before training."""
 COMPARED = 4096
-"""The most outputs for these examples that are compared between ranks."""
+"""The most outputs for the `EXAMPLES` that are compared between ranks."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
@@ -134,7 +134,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return a run's network without other ranks, and without a pass of training examples. May raise ConfigError."""
+    """Return a run's network without other ranks or a pass of training examples. Raises ConfigError if unusable."""
     from istmpi.models.table import Table
 
     code = _code(run, data)

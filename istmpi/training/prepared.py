@@ -54,10 +54,9 @@ class Prepared:
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
     ):
-        """Check everything on all ranks together, and initialise the network.
+        """Check everything on all ranks, and initialise the network.
 
-        ``data`` and ``optimizer`` of a user's program replace the run's. Raises the same ConfigError or DataError on
-        every rank.
+        ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError or DataError on every rank.
         """
         self.optimizer = optimizer
         self.communicator = communicator

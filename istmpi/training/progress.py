@@ -26,7 +26,7 @@ WORTH_SAYING = 0.05
 
 @dataclass(frozen=True)
 class LastRound:
-    """Measurements of one round of training, the last one done."""
+    """Measurements of the last completed round of training."""
 
     seconds: float
     """Seconds on the slowest rank, from the moment when all ranks have reached the round."""
@@ -36,7 +36,7 @@ class LastRound:
     """Seconds by phase, the mean over ranks; for `save` before the round and `evaluate` after it, this rank's own."""
     compute: tuple[float, ...]
     wait: tuple[float, ...]
-    """Each rank's seconds of waiting for the others after its local steps."""
+    """Each rank's seconds of waiting for other ranks after its local steps."""
     exchange: tuple[float, ...] = ()
     background: float = 0.0
     """Seconds of communication in the background, the mean over ranks; waiting for it is also in ``phases``."""
@@ -80,7 +80,7 @@ class Slowest:
     slower: float
     """The fraction by which the rank's local steps take longer than the median of the other ranks."""
     waited: float
-    """The fraction of the time that the other ranks wait for this rank, on average."""
+    """The fraction of time, on average, that the other ranks wait for this rank."""
 
     def __str__(self) -> str:
         return (
@@ -96,7 +96,7 @@ class Pace:
         self._seconds = 0.0
 
     def add(self, compute: Sequence[float], seconds: float) -> None:
-        """Add a round; it is ignored if a rank did not train in it."""
+        """Add a round if all ranks trained in it; a new number of ranks starts new sums."""
         if not all(compute):
             return
         if len(compute) != len(self._compute):
@@ -184,7 +184,7 @@ class Progress:
     validation: Score | None = None
     """The score on the validation split, if the run uses one; the test split is then scored only at the end."""
     slowest: Slowest | None = None
-    """The rank for which the others waited in this job; None if they did not wait noticeably."""
+    """The rank for which other ranks waited in this job; None if they hardly waited."""
     evaluating: float = 0.0
     """The fraction of this rank's time in this job that evaluations took."""
 

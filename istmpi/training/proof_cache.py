@@ -27,7 +27,7 @@ KEPT = 200
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
-    """Return the remembered table of a network, as `Table.tree`; None if there is none that can be trusted."""
+    """Return the remembered table of a network, as `Table.tree`; None if no trusted table is there."""
     facts = _facts(network)
     try:
         if (path := _path(facts)) is None or not _private(path):

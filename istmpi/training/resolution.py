@@ -1,7 +1,7 @@
 """Trains on small images first: makes network and data for each image size.
 
-Parameters whose shapes do not depend on the size keep their values and optimizer state at the next size; the others are
-initialised again.
+Parameters whose shapes do not depend on the size keep their values and optimizer state at the next size. Other
+parameters are initialised again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank if one fails."""
+    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank if a size fails."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
@@ -82,7 +82,7 @@ def require_resizable(run: Run, network: Architecture) -> None:
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
     """Return the store of a network for another size; tensors whose shapes fit are shared with ``store``.
 
-    Other parameters get their initial values. Slots of shared parameters are kept; the others are zero.
+    Other parameters get their initial values. Slots of shared parameters are kept; other slots are zero.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)

@@ -65,7 +65,7 @@ def recorded(
     signals: bool,
     stop: StopSign | None = None,
 ) -> Iterator[tuple[Training, RunRecord | None]]:
-    """Set up a run in its folder, as for `run_training`; yield the training that ``begin`` makes, and its record.
+    """Set up a run as `run_training` does; yield the training that ``begin`` makes, and its record. Collective.
 
     The record is None if nothing is left to do. A DivergedError is raised after the last finite network is saved.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Raise ConfigError or DataError if a rank's settings, or the meaning of its data, differ from rank 0's.
+    """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank 0's. Collective.
 
     The contents of the data must be the same, too, unless each rank has its own.
     """
@@ -112,7 +112,7 @@ WITHOUT_EFFECT = (
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     """List the allowed differences from a checkpoint's run. Raises ConfigError for any other difference.
 
-    Those in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
+    Settings in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
     """
     header, changed, refused = checkpoint.header, [], []
     old, new = checkpoint.architecture.table, here.architecture.table

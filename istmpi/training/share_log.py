@@ -29,9 +29,9 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
 
 
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
-    """Return ``last`` with the shares of this round, and adapt later rounds' shares to its times. Collective.
+    """Return ``last`` with its round's shares, and adapt later rounds' shares to the times in ``last``. Collective.
 
-    The shares do not change if a rank's subnet could not be built with the new ones.
+    The shares do not change if a rank's subnet could not be built with the new shares.
     """
     job = method.job
     if not shares.changing or not method.spec.groups(job.run, job.architecture):

@@ -33,7 +33,7 @@ class Summary:
     ended: str = ""
     best: BestNetwork | None = None
     slowest: Slowest | None = None
-    """The rank for which the others waited in this job; None if they did not wait noticeably."""
+    """The rank for which other ranks waited in this job; None if they hardly waited."""
 
     @property
     def examples_per_second(self) -> float:
@@ -50,7 +50,7 @@ class Watch:
         """Take note that a round is done."""
 
     def noticed(self, message: str) -> None:
-        """Take a message that the user should know and that does not end the run."""
+        """Take a message for the user that does not end the run."""
 
     def finished(self, summary: Summary) -> None:
         """Take note that the run is done."""
