@@ -168,7 +168,6 @@ class _Moving:
             backoff.wait_unless(self._advance())
 
     def _advance(self) -> bool:
-        # Most polls find nothing, and ranks share cores: such a poll must be cheap.
         progress = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))

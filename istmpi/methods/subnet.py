@@ -47,7 +47,6 @@ class Subnet:
         if self._lengths == lengths:
             return False
         job, self._lengths = self._job, None
-        # A rank that trains the full network trains the very network that is evaluated.
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)

@@ -123,7 +123,6 @@ def _evaluated(
 
     def arrives(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         calls[name], x = calls[name] + 1, inputs[0]
-        # The version counts changes in place since, such as an activation.
         into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
         normalised.update(dict.fromkeys(into, name))
 

@@ -41,7 +41,6 @@ class VGG(nn.Module):
         self.section_ends = []
         for convolutions, after in zip(LAYERS[layers], channels):
             for _ in range(convolutions):
-                # A bias in front of a batch normalisation would have no effect.
                 features += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
                 before = after
             if min(height, width) > 1:

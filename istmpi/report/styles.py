@@ -49,7 +49,6 @@ STYLES = {
     "admm": Style(ASH, "*"),
     "downpour": Style(RUST, "H"),
     "easgd": Style(MOSS, "+"),
-    # The same method in another program has the same colour, another line and another marker.
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
     "pytorch-ddp": Style(INK, "d", "-."),

@@ -70,7 +70,6 @@ class Faults:
 
 class Timing:
     def __init__(self, faults: Faults):
-        # Another word would give other schedules to the seeds in old logs.
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
         self._slow = faults.slow
         # Ranks are nearly in step or orders of magnitude apart: each finds errors that the other does not.

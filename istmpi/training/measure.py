@@ -245,8 +245,8 @@ def _touch(
 ) -> tuple[float, dict[str, Any]]:
     """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract their products.
 
-    Steps include newly allocated memory, and weights that products have displaced from the caches. Returns 0 for
-    tokens, sparse rows and graphs, whose inputs cannot be invented; the rest of such a step counts as fixed time.
+    Returns 0 for tokens, sparse rows and graphs, whose inputs cannot be invented; the rest of such a step counts as
+    fixed time.
     """
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}

@@ -34,10 +34,7 @@ class RunRecord:
         hang_watch: HangWatch,
         trained: bool,
     ):
-        """Keep the objects with which a run writes its record.
-
-        ``trained``: True if the run resumes from its trained network, so that no round is left.
-        """
+        """``trained``: True if the run resumes from its trained network, so that no round is left."""
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
