@@ -23,7 +23,7 @@ GONE_AFTER = 10.0
 """Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
 _LOOK_EVERY = 2.0
 watched = threading.Event()
-"""Set once a hang watch names the ranks that do not come; it ends the thread of `expected`."""
+"""Set once a hang watch reports missing ranks; the thread of `expected` then ends."""
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone: nothing else does."""
+    """Ends this process once its launcher is gone, because nothing else does."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False

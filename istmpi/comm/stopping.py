@@ -81,7 +81,7 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """The beginning of a sentence on how to continue; it says so if the stop file must be removed first."""
+        """The beginning of a sentence on how to continue; it names a stop file that must be removed first."""
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
