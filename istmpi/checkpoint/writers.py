@@ -1,7 +1,7 @@
 """Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct). The bytes are equal.
 
-Both begin with rank 0, which creates the file and all its datasets. They leave a complete file on disk at the given
-path, or raise OSError on the ranks that failed.
+In both, rank 0 first creates the file and all its datasets. They leave a complete file at the given path, or raise
+OSError on the ranks that failed.
 """
 
 import os

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, but return the present name of a renamed one: usage texts show it."""
+        """Resolve a command as click does, but return the new name of a renamed one, for usage texts."""
         name, command, rest = super().resolve_command(context, arguments)
         return command.name if command else name, command, rest
 
@@ -102,7 +102,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The last line of the help: the folder of this version's pages. Its path is not broken, so that it can be copied."""
+"""The help's last line: the folder of this version's pages. It is not broken, so that it can be copied."""
 
 
 @click.group(
@@ -253,7 +253,7 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error on one rank if all ranks have it, otherwise on each that failed. Return as `_outcome` does."""
+    """Print the error on one rank if all have it, otherwise on each that failed. Return as `_outcome` does."""
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,4 @@
-"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB; others give ConfigError."""
+"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB. Others give ConfigError."""
 
 import math
 import re

@@ -30,7 +30,7 @@ watched = threading.Event()
 def expected() -> Iterator[None]:
     """End this process, and with it the job, if other ranks do not come during the block. Exit code 2.
 
-    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays stopped ends the job
     with exit code 76.
     """
     if launched()[1] == 1:
@@ -103,7 +103,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone, because nothing else does."""
+    """Ends this process once its launcher is gone; nothing else does."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False

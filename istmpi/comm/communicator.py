@@ -228,8 +228,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order. Yields None on others. This traffic includes its
-        own."""
+        """Open a communicator of these ranks alone, in this order; None on others. Its traffic counts in this one's."""
         if self.rank not in ranks:
             yield None
             return

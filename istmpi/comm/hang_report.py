@@ -74,7 +74,7 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent`` (no answer); or, if the rank answers: ``still`` (no progress), ``slow``, ``waits`` (for other ranks)."""
+    """``silent`` (no answer). If the rank answers: ``still`` (no progress), ``slow``, ``waits`` (for other ranks)."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None

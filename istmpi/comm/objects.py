@@ -1,4 +1,4 @@
-"""Packs Python objects into equal slots: the object's length, then the object if it fits. Small ones take one message."""
+"""Packs Python objects into equal slots: the length, then the object if it fits. Small objects need one message."""
 
 import pickle
 from typing import Any

@@ -1,4 +1,4 @@
-"""The sections of a run on all but what learns: every setting with its type, range, default and a sentence of help."""
+"""The other sections of a run: every setting with its type, range, default and a sentence of help."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -17,7 +17,7 @@ class TestSplit(NamedTuple):
     fraction: float = 0.0
     seed: int = 0
     required: bool = False
-    """Data that already have a test split are refused if true; otherwise their test split is used."""
+    """True: data that already have a test split are refused. False: their test split is used."""
 
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:

@@ -1,4 +1,4 @@
-"""The code and the data that fit a checkpoint. Others are refused. No code is run unless the user names it."""
+"""The code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
 
 from __future__ import annotations
 

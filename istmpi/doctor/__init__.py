@@ -20,7 +20,7 @@ _SECRET = re.compile("JWT|TOKEN|KEY|SECRET|PASSWORD")
 
 @dataclass(frozen=True)
 class Report:
-    """The findings. ``machine`` has the versions and settings that a run's record needs."""
+    """The findings, and the facts of `machine` for a run's record."""
 
     findings: list[Finding]
     ranks: int
