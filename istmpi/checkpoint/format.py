@@ -34,7 +34,7 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`; or ``digits``, ``python`` (a user's function), ``program``."""
+    """The KIND of `istmpi prepare`, ``digits``, or a user's: ``python`` (a function), ``program``."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural

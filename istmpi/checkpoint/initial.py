@@ -1,7 +1,7 @@
 """Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by torch.
 
-A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network
-computes the same as the network in the file.
+A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network computes the
+same as the network in the file.
 """
 
 import pickle

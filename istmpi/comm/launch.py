@@ -87,8 +87,8 @@ def _by_rank(values: Iterable[str]) -> str:
 def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
 
-    Collective calls are not used, because one such pair would hang them. If there is such a pair, the other ranks do
-    not return: they abort the job unless rank 0 ends it first.
+    One such pair would hang collective calls, so these are not used. With such a pair, the other ranks do not return:
+    they abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD

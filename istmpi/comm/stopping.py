@@ -70,7 +70,7 @@ class StopSign:
         self._signal = ""
         self._file = file
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
-        """The deadline by the monotonic clock, which is not set during a run."""
+        """The deadline by the monotonic clock, which no one can set."""
         self._looked = 0.0
 
     def asked(self) -> bool:

@@ -1,6 +1,6 @@
 """Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-A class or function that the pickle names is replaced with one of this file, or refused. Numpy's own are not safe:
+A class or function that the pickle names is replaced with one of this file, or refused. NumPy's own are not safe:
 ``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
