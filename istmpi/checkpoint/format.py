@@ -52,7 +52,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes that describe a run and its network: numbers, everything else as JSON."""
+    """The root attributes that describe a run and its network. Numbers stay numbers; all else is JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]

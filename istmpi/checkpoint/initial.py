@@ -230,7 +230,7 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
     """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the network.
 
-    If no name ever fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
+    If none ever fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)

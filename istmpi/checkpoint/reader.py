@@ -44,7 +44,7 @@ MOMENTS = ("mean", "std")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter, or one tensor (SLOT) of a parameter's optimizer state, in the file."""
+    """A parameter, or one tensor (SLOT) of its optimizer state, in the file."""
 
     name: str
     """PARAMETER, or PARAMETER/SLOT."""

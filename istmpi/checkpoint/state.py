@@ -110,8 +110,8 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed: the store then
-    gets the means of the ranks' optimizer states. Raises DataError if the file lacks a tensor.
+    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed; in that case
+    the store gets the means of the ranks' states. Raises DataError if the file lacks a tensor.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]

@@ -102,7 +102,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The help's last line: the folder of this version's pages. It is not broken, so that it can be copied."""
+"""The help's last line: the folder of this version's pages, unbroken, so that it can be copied."""
 
 
 @click.group(

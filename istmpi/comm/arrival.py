@@ -1,7 +1,7 @@
 """Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
 `istmpi --version`, `--dry-run` and others do not start MPI, which a process can start only once. Such a rank leaves
-without a message, so the ranks that wait must notice it.
+without a message, so waiting ranks must notice it.
 """
 
 import errno

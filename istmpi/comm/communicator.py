@@ -228,7 +228,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order; None on others. Its traffic counts in this one's."""
+        """Open a communicator of these ranks alone, in this order; None on other ranks. Its bytes count here, too."""
         if self.rank not in ranks:
             yield None
             return

@@ -1,4 +1,4 @@
-"""The sections data, train, evaluate, checkpoint, comm and output: types, ranges, defaults and help of settings."""
+"""The sections data, train, evaluate, checkpoint, comm and output: each setting's type, range, default and help."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

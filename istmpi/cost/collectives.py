@@ -24,7 +24,7 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; copying it takes 1."""
+"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a copy of it takes 1."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Load:
     parts: tuple[Number, ...] = (1,)
     """Fractions of the load that are sent one after the other, each while local steps run."""
     steps_behind: int = 0
-    """The number of local steps during which each part is sent."""
+    """The number of local steps during which each of ``parts`` is sent."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Holdings:
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Return the origin of the elements of a parameter that a rank of ``part`` holds."""
+        """Return the origin of a parameter's elements that a rank of ``part`` holds."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -173,7 +173,7 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """The expected bytes that all ranks get from owners, other than themselves."""
+        """The expected bytes that all ranks get from owners other than themselves."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)

@@ -1,10 +1,12 @@
 """The training rows that each stream may draw from, and its batches, any of which can be computed at any time.
 
-shared      every stream draws from all rows
-sharded     disjoint random shards that cover all rows; their sizes differ by at most one
-by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
-            Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
-local       every stream has its own file and draws from all of it
+    shared      every stream draws from all rows
+    sharded     disjoint random shards that cover all rows; their sizes differ by at most one
+    by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
+                Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
+    local       every stream has its own file and draws from all of it
+
+Every stream computes its rows without communication.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -62,7 +62,7 @@ def with_test(
 def split_indices(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out numbers."""
+    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out row numbers."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -15,7 +15,7 @@ _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, or holds other things than plain values and arrays."""
+    """A pickle that is damaged, or holds more than plain values and arrays."""
 
 
 def read_pickle(content: bytes, kind: type = object) -> object:

@@ -68,8 +68,8 @@ def prepare(
 ) -> Report:
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
-    ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. Raises
-    ConfigError, DataError or OutputError, and leaves no file then.
+    ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. A failure leaves
+    no file. Raises ConfigError, DataError or OutputError.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

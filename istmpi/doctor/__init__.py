@@ -38,8 +38,8 @@ class Report:
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can still meet.
 
-    If ranks do not hear each other within ``patience`` seconds, the report ends there with False, and the caller must
-    end the job by force. A rank that hangs inside MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there: the caller gets False and must
+    end the job by force. A rank that hangs in MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
     try:

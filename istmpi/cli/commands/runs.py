@@ -47,7 +47,7 @@ def command(context: click.Context, as_json: bool) -> None:
 def du(as_json: bool) -> None:
     """Print the space that the runs in $ISTMPI_RUNS (runs) take.
 
-    Sizes are what the file system allots; the number of files includes folders, as a quota of inodes does.
+    Sizes are what the file system allots; the file count includes folders, as a quota of inodes does.
     """
     facts = [*map(_facts, _runs_in(Path(read("ISTMPI_RUNS"))))]
     print_json(facts) if as_json else _show(facts)

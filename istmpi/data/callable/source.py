@@ -79,7 +79,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
 
 
 def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
-    """Return FILE.py's module and NAME in it; a changed file runs again. Raises ConfigError without a callable NAME."""
+    """Return FILE.py's module and NAME in it; a changed file runs again. ConfigError if NAME is not callable."""
     path = Path(name.rpartition(":")[0])
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)
