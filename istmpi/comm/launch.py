@@ -73,7 +73,7 @@ def _agree(everyone: Any) -> None:
 
 
 def _by_rank(values: Iterable[str]) -> str:
-    """Return ``A on ranks 0, 2, 3; B on rank 1``, with at most four values, each with four ranks."""
+    """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four ranks."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
