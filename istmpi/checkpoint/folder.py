@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder: names, the newest valid one, which ones are kept, and their contents."""
+"""The checkpoints in a run's folder: their names and contents, the newest valid checkpoint, and those to keep."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List the checkpoints of a run's folder: `NETWORK` first, then the others, the newest first; `BEST` is left out.
+    """List the checkpoints of a run's folder: `NETWORK`, then the others, the newest first; not `BEST`.
 
     ``folder`` may also be the run's folder of checkpoints.
     """
@@ -43,8 +43,8 @@ def listed(folder: Path) -> list[Path]:
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
     """Return the checkpoint of the latest round that is valid: its checksums fit. Collective.
 
-    Returns None if there are no checkpoints. Raises DataError on every rank if there are some but none is valid. On
-    rank 0 ``note`` is called with a message about each one that is skipped as invalid.
+    Returns None if the folder has no checkpoints. Raises DataError on every rank if it has some, but none is valid.
+    Rank 0 calls ``note`` with a message about each checkpoint that is skipped as invalid.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -84,7 +84,7 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 def set_aside(folder: Path, start: Path) -> list[Path]:
     """Rename the checkpoints that a later resume would take for newer than ``start``; return their new paths.
 
-    The name of an unreadable checkpoint gives its round.
+    The name of an unreadable checkpoint gives its round. Raises OutputError if a file cannot be renamed.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
@@ -139,7 +139,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; None if it is gone. ``problem`` is the reason if it cannot be read.
+    """Describe one file of a folder; None if the file is gone. ``problem`` is the reason if it cannot be read.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """

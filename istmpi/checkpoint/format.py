@@ -23,7 +23,7 @@ from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 _LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
-"""Default values of attributes; a file has these attributes only if their values differ."""
+"""Defaults of attributes; a file has such an attribute only if its value is not the default."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
 
@@ -34,7 +34,7 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`; or ``digits``, ``python`` (a user's function), ``program``."""
+    """The KIND of `istmpi prepare`, ``digits``, or a user's: ``python`` (a function), ``program``."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural
@@ -52,7 +52,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes on a run and its network: scalars as numbers, everything else as JSON."""
+    """The root attributes that describe a run and its network. Numbers stay numbers; all else is JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]
@@ -70,7 +70,7 @@ class Header:
     """The factor of each unit group, by which the full network multiplies products that sum over the group's units."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The network's `istmpi.models.table.Table` as JSON has it; empty for an mlp in files of an earlier version."""
+    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of an earlier version."""
 
     side: _Upto = 0
     """The side of downscaled images on which the network was last trained; 0 if they were not downscaled."""
@@ -91,7 +91,7 @@ class Header:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """The factors of ``scale``; factors in ``fitted`` replace them."""
+        """Each unit group's factor: that of ``fitted``, otherwise that of ``scale``."""
         return {**self.scale, **self.fitted}
 
     @property
@@ -150,7 +150,7 @@ def create(
 ) -> dict[str, int]:
     """Write the attributes and create every dataset without values; return the file offset of each dataset.
 
-    ``checksums`` are all ranks' `parts_of_checksums`. The seal covers them, attributes and datasets; () for none.
+    ``checksums``: each rank's `parts_of_checksums`. A seal covers these, attributes and datasets; () writes no seal.
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -185,7 +185,7 @@ def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
-    """Create a file in memory on trial. Raises ConfigError if HDF5 or TOML cannot store its settings or names."""
+    """Try to create a file in memory. Raises ConfigError if HDF5 or TOML cannot store a setting or a name."""
     try:
         with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
             create(file, header, [*pieces], ())

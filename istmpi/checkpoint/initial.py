@@ -1,7 +1,7 @@
 """Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by torch.
 
-A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network
-computes the same as the network in the file.
+A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network computes the
+same as the network in the file.
 """
 
 import pickle
@@ -98,7 +98,7 @@ class Fit:
     """The count of weights that come from the file, and the count of all weights of the network."""
     missing: tuple[str, ...]
     misshapen: tuple[str, ...]
-    """Parameters that have another shape in the file, as ``name (there, here)``."""
+    """Parameters of another shape in the file, as ``name (3 x 2 in the file, 4 x 2 here)``."""
     unused: tuple[str, ...]
 
     @property
@@ -130,8 +130,8 @@ def begin_with(
     """Set a store, which has this rank's rows of the parameters, to the values in a file where names and shapes fit.
 
     Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps beginnings of names in the file
-    to those in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if
-    nothing in it fits.
+    to those in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if no
+    parameter fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
         fit, sources = _matched(path, file, network, renamed)
@@ -151,7 +151,7 @@ def begin_with(
 
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
-    """Set a store's rows of the parameters ``names`` to a constructed network's values; each rank constructs it."""
+    """Set a store's rows of the parameters ``names`` to values of a network that each rank constructs with ``seed``."""
     values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
@@ -161,7 +161,7 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
 def _matched(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
-    """Return the fit of a file to a network, and each fitting parameter's name there. ConfigError if none fits."""
+    """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError if none fits."""
     sources: dict[str, str] = {}
     misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
     shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
@@ -186,7 +186,7 @@ def _matched(
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors that a file can set: parameters, and frozen floating-point ones with an axis."""
+    """Return the shapes of all tensors that a file can set: parameters, and frozen float tensors with an axis."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
     frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
     shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights; if it is a checkpoint, verify ``part`` of ``parts``. DataError if that fails."""
+    """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if it is unusable."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -228,9 +228,9 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 
 
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
-    """Remove a prefix that all names share (module., _orig_mod., model.), as long as no name in a file fits.
+    """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the network.
 
-    If still no name fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
+    If none ever fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)

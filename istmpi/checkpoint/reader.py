@@ -58,7 +58,7 @@ class Tensor:
         return self.dataset.shape
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Read rows ``[last - first, ...]``; bfloat16 is returned as float32."""
+        """Read rows ``[last - first, ...]``, bfloat16 as float32. Raises DataError for damage."""
         with damage_named(self.path):
             return self.dataset[first:last]
 
@@ -202,7 +202,7 @@ class Checkpoint:
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
     def errors(self, part: int = 0, parts: int = 1, read: Read = lambda nbytes: None) -> Iterator[str]:
-        """Yield errors in the contents, one line each; reads every ``parts``-th block, from number ``part`` on.
+        """Yield errors in the contents, one line each; verifies every ``parts``-th block, from block ``part`` on.
 
         ``read`` is called with the number of bytes of each read; the sum over all parts is `nbytes`.
         """
@@ -260,7 +260,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure. Raises DataError if it is missing, damaged or another file."""
+    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged or no checkpoint."""
     path = Path(path)
     with damage_named(path):
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Saves checkpoints during training: the commit of a file, and a thread that does it in the background."""
+"""Saves checkpoints during training, by default in a thread. A file gets its name only when it is complete."""
 
 import contextlib
 import queue
@@ -23,7 +23,7 @@ _CALL = "checkpoint"
 def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
     """Write a checkpoint to a temporary file; rename it to ``path`` when all ranks' parts are on disk. Collective.
 
-    Raises OutputError on every rank if one cannot write; an older file at ``path`` is then unchanged.
+    Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then unchanged.
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
@@ -43,8 +43,8 @@ class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
 
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
-    from which the run resumes. ``communicators_are_made``: rounds of training create MPI communicators. Parallel HDF5
-    creates one per file, and two threads that do so may deadlock; saving then does not use a thread.
+    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators. Parallel HDF5
+    creates one per file, and two threads that create some may deadlock; saving then does not use a thread.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Saver:
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """Start one thread for all checkpoints now, so that no later checkpoint lacks one; on all ranks or none."""
+        """Start the thread of all checkpoints now: it might fail later. If it fails on a rank, no rank uses one."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()

@@ -35,7 +35,7 @@ def model_pieces(store: ParameterStore) -> Iterator[Piece]:
 
 
 def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piece]:
-    """Yield this rank's rows of the frozen parameters whose values the constructor does not make."""
+    """Yield this rank's rows of the frozen parameters whose values do not come from the constructor."""
     for name in sorted(network.code.given):
         values = network.frozen[name]
         rows, dtype = store.owners.rows(len(values), store.rank), str(values.dtype).removeprefix("torch.")
@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield what prediction needs beside weights, written by rank 0: batch normalisations' moments, ``inputs``."""
+    """Yield the pieces that prediction needs beside weights: normalisations' moments, ``inputs``. Rank 0 writes all."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -88,7 +88,7 @@ def deployment_pieces(
 
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
-    """Yield the whole tensors that differ between ranks after a round: one block for each rank."""
+    """Yield a piece, with a block for each rank, for each of ``tensors``: they differ between ranks after a round."""
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
@@ -110,8 +110,8 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed; the store then
-    has the mean of the ranks' optimizer states.
+    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed; in that case
+    the store gets the means of the ranks' states. Raises DataError if the file lacks a tensor.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]

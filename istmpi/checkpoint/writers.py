@@ -1,7 +1,7 @@
 """Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct). The bytes are equal.
 
-Both begin with rank 0, which creates the file and all its datasets. They leave a complete file on disk at the given
-path, or raise OSError on the ranks that failed.
+In both, rank 0 first creates the file and all its datasets. They leave a complete file at the given path, or raise
+OSError on the ranks that failed.
 """
 
 import os
@@ -17,7 +17,7 @@ from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
-"""The most bytes of one write; older libraries fail on larger ones."""
+"""The most bytes of one write; older libraries fail on more."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
@@ -28,7 +28,7 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(wanted: str, communicator: Communicator) -> str:
-    """Return ``wanted``, or for ``auto`` the first writer of all ranks. ConfigError if one lacks it. Collective."""
+    """Return ``wanted``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks it. Collective."""
     able = available(communicator)
     if wanted == "mpio" and wanted not in able:
         raise ConfigError(
@@ -39,7 +39,7 @@ def choose(wanted: str, communicator: Communicator) -> str:
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Write on every rank independently, at the datasets' file offsets."""
+    """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -54,7 +54,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Write on all ranks together with parallel HDF5; a rank that fails still takes part in every collective call."""
+    """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every collective call."""
     _lay_out(path, header, pieces, communicator)
     most_rows = np.max(communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
@@ -77,7 +77,7 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 
 
 def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
-    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank.
+    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank. Collective.
 
     HDF5 then needs no more disk space for the file's structure, so that a full disk can only affect rows.
     """

@@ -32,7 +32,7 @@ def _command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Each help is the file's first line."""
+    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its short help is the file's first line."""
 
     def __init__(self, *args, commands: Iterable[str], **settings):
         super().__init__(*args, **settings)
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, but return its new name, which the help shows."""
+        """Resolve a command as click does, but return the new name of a renamed one, for usage texts."""
         name, command, rest = super().resolve_command(context, arguments)
         return command.name if command else name, command, rest
 
@@ -102,7 +102,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The folder of this version's pages. The path stays in one line, so that it can be copied."""
+"""The help's last line: the folder of this version's pages, unbroken, so that it can be copied."""
 
 
 @click.group(
@@ -163,7 +163,7 @@ class _Output(io.FileIO):
 def _open_streams() -> None:
     """Make standard output and error accept every character, and outlive a reader that leaves.
 
-    A closed standard stream is opened to nowhere: otherwise the next file would get its descriptor.
+    A closed standard stream is opened to /dev/null: otherwise the next file would get its descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -253,7 +253,7 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error, on one rank if all have it, otherwise on each that failed."""
+    """Print the error on one rank if all have it, otherwise on each that failed. Return as `_outcome` does."""
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

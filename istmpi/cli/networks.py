@@ -1,4 +1,4 @@
-"""Finds the network of a run. No data are read for a network of `has_table` if layers or a shape are given."""
+"""Finds a run's network. A network of `has_table` needs no data if layers or a shape are given."""
 
 from __future__ import annotations
 

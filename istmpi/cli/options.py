@@ -1,4 +1,4 @@
-"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB."""
+"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB. Others give ConfigError."""
 
 import math
 import re
@@ -58,7 +58,7 @@ class WholeRange(_Range, click.IntRange):
 
 
 class FiniteRange(_Range, click.FloatRange):
-    """A range of finite numbers. Click's own ranges take NaN."""
+    """A range of finite numbers. Click's own ranges accept NaN."""
 
 
 class YesOrNo(click.ParamType):

@@ -82,7 +82,7 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of the files and print what is damaged. Raises DataError if any file is.
+    """Read every byte of the files and print what is damaged. Raises DataError if any file is damaged.
 
     ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` is skipped if it is gone by now.
     """

@@ -49,7 +49,7 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor, or only its first ``made`` elements. Leave these alone until `finish`."""
+        """Hand over a contiguous tensor, or its first ``made`` elements so far. Leave these alone until `finish`."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -219,7 +219,7 @@ class _Segment:
         lengths = [*map(len, chunks)]
 
         def encoded(number: int, sender: int) -> np.ndarray:
-            """Encode a chunk. Roundings differ by ``sender``: a rank, or for the mean the number of ranks."""
+            """Encode a chunk. ``sender`` seeds the rounding: this rank or, for a mean, the number of ranks."""
             return codec.encode(chunks[number], rng.key(key, number, sender))
 
         total = codec.decode(encoded(rank, rank), lengths[rank])

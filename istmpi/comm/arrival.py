@@ -1,7 +1,7 @@
 """Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
 `istmpi --version`, `--dry-run` and others do not start MPI, which a process can start only once. Such a rank leaves
-without telling the others, so the ranks that wait must notice it.
+without a message, so waiting ranks must notice it.
 """
 
 import errno
@@ -23,14 +23,14 @@ GONE_AFTER = 10.0
 """Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
 _LOOK_EVERY = 2.0
 watched = threading.Event()
-"""Set once a hang watch names the ranks that do not come; it ends the thread of `expected`."""
+"""Set once a hang watch reports missing ranks; the thread of `expected` then ends."""
 
 
 @contextmanager
 def expected() -> Iterator[None]:
     """End this process, and with it the job, if other ranks do not come during the block. Exit code 2.
 
-    Until a hang watch begins (`watched`), stopped ranks of this host are named. One that stays stopped ends the job
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays stopped ends the job
     with exit code 76.
     """
     if launched()[1] == 1:
@@ -103,7 +103,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone: nothing else does."""
+    """Ends this process once its launcher is gone; nothing else does."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from istmpi.comm.mpi import stand_in
 
 YIELDING = 1e-3
-"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each."""
+"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each poll."""
 LONGEST_SLEEP = 5e-4
 """The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
 _SPIN_POLLS = 20

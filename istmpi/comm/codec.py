@@ -18,7 +18,7 @@ RUN = 256
 _LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
-"""The exponent byte of a scale if one of its values is not finite. All values with that scale arrive as NaN."""
+"""The exponent byte of a scale with a value that is not finite. All values with that scale arrive as NaN."""
 _AT_ONCE = 2**17
 """Values per part: the temporary arrays of a part stay in the processor's cache."""
 _ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
@@ -200,8 +200,8 @@ def _parts(length: int) -> list[slice]:
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield pairs: a slice of ``places``, and 32 random bits for each place there. The next pair overwrites the bits.
 
-    The bits are a hash of key and place in two rounds, like the end of MurmurHash3: `istmpi.rng` would take more time
-    than the rest of the codec.
+    The bits are a hash of key and place in two rounds, like the end of MurmurHash3: `istmpi.rng` would take longer than
+    the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
     steps = np.arange(len(memory), dtype=np.uint32) * _ODD

@@ -111,7 +111,7 @@ class Communicator:
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send bytes. Leave them alone until the request is `all_done`; `Traffic` does not count them."""
+        """Begin to send ``values``; leave them alone until the request is `all_done`. `Traffic` does not count them."""
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -159,7 +159,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to find the largest value of all ranks. Call the result to wait for it."""
+        """Begin to find the largest value of all ranks; return a function that waits for it."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -228,7 +228,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order; None on others. Its traffic counts here, too."""
+        """Open a communicator of these ranks alone, in this order; None on other ranks. Its bytes count here, too."""
         if self.rank not in ranks:
             yield None
             return
@@ -262,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a byte buffer, reused and perhaps longer: new memory would cost a page fault for every 4 KiB."""
+        """Return a reused byte buffer, perhaps longer: new memory would cost a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

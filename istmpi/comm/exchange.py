@@ -30,7 +30,7 @@ TAG = 0
 
 
 def exchange_in_pieces(communicator: Communicator, send: Staged, receive: Staged) -> None:
-    """Send and receive all messages. A rank copies its message to itself."""
+    """Send and receive all messages; a rank copies its message to itself. Collective."""
     rank, ranks = communicator.rank, communicator.size
     _message(receive, rank)[:] = _message(send, rank)
     behind = [(rank + step) % ranks for step in range(1, ranks)]

@@ -1,4 +1,4 @@
-"""The rules and messages of the hang watch: which ranks are missing, why, and when the job ends; stack traces."""
+"""The hang watch's rules and messages: which ranks are missing, why, and when the job ends. Keeps stack traces."""
 
 import faulthandler
 import tempfile
@@ -13,7 +13,7 @@ from istmpi.units import in_seconds
 TIMES_THE_SLOWEST = 3
 """The deadline is this many times the slowest round, or the patience if that is longer."""
 TIMES_BEFORE_THE_FIRST = 10
-"""The deadline before any round is over is this many times the patience."""
+"""The deadline is this many times the patience until the first round ends."""
 HASTE = 10.0
 """The longest deadline in seconds once a stop was requested: often a job then has only half a minute."""
 
@@ -74,7 +74,7 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent`` (no answer); or, if the rank answers, ``still`` (no progress), ``slow`` or ``waits`` (for others)."""
+    """``silent``: the rank does not answer; ``still``: no progress; ``slow``; ``waits``: it waits for other ranks."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None

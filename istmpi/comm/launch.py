@@ -73,7 +73,7 @@ def _agree(everyone: Any) -> None:
 
 
 def _by_rank(values: Iterable[str]) -> str:
-    """Return ``A on ranks 0, 2, 3; B on rank 1``, with at most four values and four ranks of each."""
+    """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four ranks."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
@@ -87,8 +87,8 @@ def _by_rank(values: Iterable[str]) -> str:
 def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
 
-    Collective calls are not used, because one such pair would hang them. If there is such a pair, the other ranks do
-    not return: they abort the job unless rank 0 ends it first.
+    One such pair would hang collective calls, so these are not used. With such a pair, the other ranks do not return:
+    they abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD

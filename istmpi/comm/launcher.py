@@ -10,8 +10,7 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""The variables with the rank, the number of ranks, and the number on this host. Batch scripts have SLURM_NTASKS, too.
-"""
+"""The variables of the rank, the number of ranks, and that on this host. Not SLURM_NTASKS: batch scripts have it."""
 
 
 def launched() -> tuple[int, int]:

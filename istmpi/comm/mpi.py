@@ -54,10 +54,7 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """Call MPI_Init_thread without Python's lock, which mpi4py would hold.
-
-    So other threads run while MPI waits for ranks that may never come, and can report them.
-    """
+    """Call MPI_Init_thread without Python's lock, which mpi4py would hold: other threads can name missing ranks."""
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE

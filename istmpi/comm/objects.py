@@ -1,4 +1,4 @@
-"""Packs Python objects into slots of one size: the length, then the object if it fits. Small ones need one message."""
+"""Packs Python objects into equal slots: the length, then the object if it fits. Small objects need one message."""
 
 import pickle
 from typing import Any

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from istmpi.comm.codec import EXACT, encoded_bytes
 
 BUCKET_BYTES = 2**20
-"""Bytes of a bucket. Smaller tensors share one; larger tensors travel alone, without a copy."""
+"""Bytes of a bucket. Smaller tensors share a bucket; larger tensors travel alone, without a copy."""
 CHUNK_BYTES = 2**20
 """The most bytes of a message."""
 SEGMENTS_AT_ONCE = 4
@@ -71,7 +71,7 @@ def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int
 
 
 def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> int:
-    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks together send 2(P-1) times these."""
+    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks send 2(P-1) times as many."""
     return sum(
         once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)

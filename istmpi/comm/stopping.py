@@ -70,7 +70,7 @@ class StopSign:
         self._signal = ""
         self._file = file
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
-        """The deadline by the monotonic clock, which is not set during a run."""
+        """The deadline by the monotonic clock, which no one can set."""
         self._looked = 0.0
 
     def asked(self) -> bool:
@@ -81,7 +81,7 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """The beginning of a sentence on how to continue; it says so if the stop file must be removed first."""
+        """The beginning of a sentence on how to continue; it names a stop file that must be removed first."""
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:

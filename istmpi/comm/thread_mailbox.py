@@ -43,8 +43,7 @@ class ThreadMailbox:
     def close(self) -> None:
         """Receive and drop all messages under way, then free the communicator. Collective.
 
-        A send ends only once its message is received. So nothing is under way after a barrier of ranks whose sends
-        ended.
+        A send ends once its message is received, so nothing is under way after a barrier of ranks whose sends ended.
         """
         if self._last is not None:
             self._sent.append(self._last)

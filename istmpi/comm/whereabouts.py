@@ -15,7 +15,7 @@ BETWEEN_ROUNDS = "between rounds"
 _ASLEEP = 5.0
 """The longest time between two looks of the watch. A longer gap means that the process or machine was stopped."""
 _MANY_BYTES = 2**20
-"""A rank that has read or written so many bytes since the last count makes progress: it is not still."""
+"""A rank that has read or written this many bytes since the last count makes progress: it is not still."""
 
 
 @dataclass(frozen=True)

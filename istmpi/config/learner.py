@@ -1,4 +1,4 @@
-"""The sections of a run on what learns: the network, the method and the optimizer."""
+"""The sections ``model``, ``method`` and ``optimizer`` of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass

@@ -1,7 +1,7 @@
 """A run: all settings. The command line overrides the run file (TOML), and the run file overrides the defaults.
 
-Unknown keys are refused, with the most similar known key as a hint. The complete run is saved beside its results; if
-that file is loaded, it gives the same run.
+Unknown keys are refused, with the most similar known key as a hint. The complete run is saved beside its results; that
+file gives the same run.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with some settings replaced, such as ``{"method.local_steps": 20}``."""
+        """Return the run with ``settings``, such as ``{"method.local_steps": 20}``. Raises ConfigError if wrong."""
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
@@ -158,7 +158,7 @@ class Run:
     def phases(self) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.
 
-        The method of `method.finish` is there even without a round, so that its name is checked. ConfigError if
+        The method of `method.finish` is included even without a round, so that its name is checked. ConfigError if
         `method.finish` is unusable.
         """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish

@@ -1,4 +1,4 @@
-"""The sections of a run on all but what learns: every setting with its type, range, default and a sentence of help."""
+"""The sections data, train, evaluate, checkpoint, comm and output: each setting's type, range, default and help."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -177,7 +177,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Comm:
-    """The exchange of weights, and the watch over ranks that wait for others; it changes nothing that is learnt."""
+    """The exchange of weights, and the watch over ranks that wait for others; neither changes what is learnt."""
 
     exchange: Annotated[
         Literal["alltoallv", "pieces"],

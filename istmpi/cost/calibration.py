@@ -26,7 +26,7 @@ def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int 
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """A rank's forward FLOPs per example. Sharded products, or all if none is sharded, are divided among ranks."""
+    """Return a rank's forward FLOPs per example. Ranks divide the sharded products, or all if none is sharded."""
     lengths = architecture.lengths
     normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
     shared = whole = Fraction(0)
@@ -42,9 +42,9 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Return the number of examples to calibrate on: the run's setting, else as FLOPs allow, up to `SAMPLED`.
+    """Return the number of examples to calibrate on: the run's setting, otherwise as FLOPs allow, up to `SAMPLED`.
 
-    ``trained``, ``scored``: the counts of training examples and of scored ones.
+    ``trained``, ``scored``: the counts of training and scored examples.
     """
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples

@@ -111,7 +111,7 @@ _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.n
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:
-    """The links of a network, from seconds a message, and bytes a second in each direction."""
+    """Return the links of a network from seconds a message, and bytes a second in each direction."""
     link = Link(latency, 1 / bandwidth)
     return {"alltoallv": link, "allreduce": link}
 

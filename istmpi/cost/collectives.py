@@ -24,8 +24,7 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""The times to convert a network to 4 bits and back, and to pick and pack its largest values. Their unit is the time of
-copying the network."""
+"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a copy of it takes 1."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Load:
     buffers: Number = 0
     """Bytes of memory in addition to the tensors themselves."""
     parts: tuple[Number, ...] = (1,)
-    """Fractions that are sent one after the other, each while local steps run."""
+    """Fractions of the load that are sent one after the other, each while local steps run."""
     steps_behind: int = 0
-    """The number of local steps during which each part is sent."""
+    """The number of local steps during which each of ``parts`` is sent."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(run: Run, held: Holdings) -> Load | None:
-    """Return a round's part of the load of the mean of undealt parameters; None if ranks take no such mean."""
+    """Return the load of a round's share of the mean of undealt parameters; None if ranks take no such mean."""
     if not held.shared_every:
         return None
     every, spec = held.shared_every, spec_of(run.method.name)

@@ -36,7 +36,7 @@ class Flops:
     optimizer: Number
     product_count: int
     lookups: Number = 0
-    """Additions of table rows in bags, and of their gradients. PyTorch does not count them."""
+    """Additions of embedding rows in bags, and of their gradients. PyTorch does not count them."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Cost:
 
     @property
     def round_bytes(self) -> Number:
-        """The bytes of a round as MPI counts them: the expectation over deals."""
+        """The expected bytes that all ranks together send in a round."""
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
@@ -245,7 +245,7 @@ def _part_cost(
     """Return the cost of one rank of ``part``.
 
     ``others``: the number of other networks through which a batch passes forward. ``sparse``: a step changes only the
-    table rows that it reads.
+    embedding rows that it reads.
     """
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())

@@ -1,10 +1,11 @@
 """Plans the evaluation of the full network without torch: the weights that every rank gathers, and the bytes sent.
 
 *Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
-of a leaf (a layer), and the outputs are gathered. An mlp is all sharded. Another leaf is sharded if this sends fewer
-bytes, or if gathered weights would not fit into the memory of training's gradients and activations, free meanwhile. If
-any weight is sharded, all ranks pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory allows, all
-are gathered. If each rank has its own examples, the rows of a sharded leaf come to them, from one owner after another.
+of a leaf (a layer), and the outputs are gathered. All weights of an mlp are sharded. Another leaf is sharded if this
+sends fewer bytes, or if gathered weights would not fit into the memory of training's gradients and activations, free
+meanwhile. If any weight is sharded, all ranks pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory
+allows, all weights are gathered. If each rank has its own examples, each owner in turn sends its rows of a sharded leaf
+to all.
 """
 
 from collections.abc import Iterator, Sequence

@@ -88,11 +88,11 @@ class Holdings:
         return bytes_of(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
-        """Return the expected bytes that each rank of this part gets from owners, and later returns."""
+        """Return the expected bytes that each of ``part.ranks`` gets from owners, and later returns."""
         return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
-        """Return the expected bytes that each rank of this part gets from the former holders."""
+        """Return the expected bytes that each of ``part.ranks`` gets from the former holders."""
         return self._arriving(part, "others", self.ranks - 1)
 
     def _arriving(self, part: Part, origin: str, messages: int) -> Number:
@@ -103,7 +103,7 @@ class Holdings:
         return total
 
     def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Return the origin of a parameter's elements that a rank of this part holds."""
+        """Return the origin of a parameter's elements that a rank of ``part`` holds."""
         names = tuple(
             factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
@@ -124,7 +124,7 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Every tensor that is sent, with the bytes of a value and the bytes of the scales in a message."""
+        """Every tensor that is sent, with the bytes of a value and of a message's scales."""
         tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
@@ -136,7 +136,7 @@ class Holdings:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Return the bytes of these parameters when they go once round a ring."""
+        """Return the bytes of these parameters in one pass round a ring."""
         if self._wire == "float32":
             return bytes_of(parameters, self.lengths)
         travelling = self.with_slots(parameters)
@@ -173,7 +173,7 @@ class Holdings:
 
     @cached_property
     def fetched_bytes(self) -> Number:
-        """The expected bytes that all ranks get from owners, other than themselves."""
+        """The expected bytes that all ranks get from owners other than themselves."""
         fetched = Fraction(0)
         for parameter, itemsize, scales in self._travelling:
             rows = parameter.pattern.axes[0].length(self.lengths)

@@ -49,7 +49,7 @@ def round_bytes(
     shares: Shares | None = None,
     fresh: bool | None = None,
 ) -> list[int]:
-    """Return the bytes that each rank sends in a round, for its deal, perhaps with other ``shares``.
+    """Return the bytes that each rank sends in a round with its deal; ``shares`` replace the settings'.
 
     ``fresh``: True in the first round of its method in a job.
     """

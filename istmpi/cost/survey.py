@@ -32,7 +32,7 @@ class Scenario:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
     def alone(self) -> float:
-        """Return the seconds of an epoch in one process, which has the fastest rank's speed."""
+        """Return the seconds of an epoch in one process as fast as the fastest rank."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
@@ -40,7 +40,7 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Return False if a method would deal out units, but the network has none."""
+        """Return False if a method deals out units, but the network has none."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 

@@ -90,7 +90,7 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers below ``count`` if at most ``limit``; else always the same ``drawn`` or ``limit`` of them."""
+    """Return the numbers below ``count`` or, if more than ``limit``, always the same ``drawn`` or ``limit`` of them."""
     if count <= limit:
         return np.arange(count)
     return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)

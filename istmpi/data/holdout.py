@@ -17,7 +17,7 @@ class TestSplit(NamedTuple):
     fraction: float = 0.0
     seed: int = 0
     required: bool = False
-    """Data that already have a test split are refused if true; otherwise their test split is used."""
+    """True: data that already have a test split are refused. False: their test split is used."""
 
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:
@@ -62,7 +62,7 @@ def with_test(
 def split_indices(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out numbers."""
+    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out row numbers."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

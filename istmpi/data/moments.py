@@ -17,7 +17,7 @@ class Normalisation(NamedTuple):
 
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and deviation of examples from which no offset is subtracted."""
+        """The mean and deviation of the data before ``offset`` is subtracted."""
         return (self.mean if self.offset is None else self.mean + self.offset), self.std
 
 
@@ -52,8 +52,8 @@ class Moments:
     def normalisation(self, groups: int) -> Normalisation:
         """Return the mean and the deviation to normalise with.
 
-        The features form ``groups`` consecutive runs of equal length. The features of a run share one mean and one
-        deviation, which is 1 if the run is constant.
+        The features form ``groups`` consecutive runs of equal length. Each run has one mean and one deviation, which is
+        1 for a constant run.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)
@@ -70,7 +70,7 @@ class Moments:
 NARROW = 2.0**-12
 """Values that float32 rounds are too close together if their range is below this share of the largest value."""
 NARROWEST = 2.0**-19
-"""A limit for values that are exact in float32: their mean is not exact."""
+"""`NARROW` for values that are exact in float32, because their mean is not exact."""
 NOISE = 4 * np.finfo(np.float64).eps
 """Float64 values whose range is below this share of the largest value differ only by rounding."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
@@ -84,7 +84,7 @@ class Extent:
         self._groups = groups
         self._low = self._high = None
         self._rounded = np.zeros(groups, bool)
-        """Groups whose values are close together, some of them not exact in float32."""
+        """Groups with values close together, some of them not exact in float32."""
 
     def add(self, x: np.ndarray) -> None:
         """Add a block [b, features]; bytes are ignored, because float32 represents them exactly."""

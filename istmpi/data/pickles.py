@@ -1,6 +1,6 @@
 """Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-A class or function that the pickle names is replaced with one of this file, or refused. Numpy's own are not safe:
+A class or function that the pickle names is replaced with one of this file, or refused. NumPy's own are not safe:
 ``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
@@ -15,7 +15,7 @@ _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, or holds other things than plain values and arrays."""
+    """A pickle that is damaged, or holds more than plain values and arrays."""
 
 
 def read_pickle(content: bytes, kind: type = object) -> object:

@@ -69,7 +69,7 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. A failure leaves
-    no files behind.
+    no file. Raises ConfigError, DataError or OutputError.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

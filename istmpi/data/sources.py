@@ -62,7 +62,7 @@ def open_dataset(
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function.
 
     The function is run. ``{rank}`` in a path is replaced with ``stream``. ``scoring`` and ``ahead`` are for functions,
-    ``length`` is the window of text.
+    ``length`` is the window of text. Raises ConfigError or DataError.
     """
     if is_function(source):
         return open_own(source, stream or 0, scoring, ahead, test)

@@ -91,7 +91,7 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Write a prepared file; a failure leaves no file. ``reading`` records the conventions of the source."""
+    """Write a prepared file; a failure (ConfigError, OutputError) leaves none. ``reading``: conventions of the data."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0

@@ -1,4 +1,4 @@
-"""The code and the data that fit a checkpoint. Others are refused. No code is run unless the user names it."""
+"""The code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from istmpi.tasks import OWN
 def runnable(
     checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
 ) -> Architecture:
-    """Return a checkpoint's network with its code. ``model``: the class, if the network is one of the user's own.
+    """Return a checkpoint's network with its code. ``model``: the class of a user's own network.
 
     The network is tried on examples of the data's shape, or on ``example``, the inputs of a batch, if only the data's
     code defines their form. Without such an ``example``, nothing is tried; then ConfigError if ``runs``.
 
-    Raises DataError if the class is needed and not given. Raises ConfigError if the class makes another network.
+    Raises DataError if the class is needed and not given, ConfigError if the class makes another network.
     """
     network, header = checkpoint.architecture, checkpoint.header
     if model is not None and not is_own(network.name):

@@ -61,7 +61,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """Return a function for the next token's logits. It uses a cache if the network's ``forward`` takes one."""
+    """Return a function of up to ``window`` tokens for the next token's logits, with ``forward``'s cache, if any."""
     cache: list = []
     seen: list[int] = []
 

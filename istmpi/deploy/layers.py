@@ -148,7 +148,7 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
     """Return the state of a plain class, with the full network's factors (``scale``) multiplied into ``values``.
 
     A product's factor is in its weight; the factor of a block's end is in all parameters of that end. Layers that share
-    a weight, but have different factors, each get a weight of their own.
+    a weight, but have different factors, each get their own weight.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}

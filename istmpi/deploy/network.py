@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory. It scores each example by itself.
 
-    ``calibrate_on``: data whose training split calibrates the network; needed if the checkpoint is not calibrated.
-    ``model``: the class of a user's own network; its code is run.
+    ``calibrate_on``: data whose training split calibrates the network; DataError if a file without calibration lacks
+    it. ``model``: the class of a user's own network; its code is run.
     """
 
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):

@@ -126,7 +126,7 @@ def node_lines(
 ) -> Iterator[str]:
     """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph ``source``.
 
-    Raises DataError if it is none, or does not have ``features`` features.
+    Raises DataError unless it is a prepared graph with ``features`` features.
     """
     logits = network.of_graph(_graph(source, features))
     if classes is None:

@@ -20,7 +20,7 @@ _SECRET = re.compile("JWT|TOKEN|KEY|SECRET|PASSWORD")
 
 @dataclass(frozen=True)
 class Report:
-    """The findings. ``machine`` has the versions and settings that a run's record needs."""
+    """The findings, and the facts of `machine` for a run's record."""
 
     findings: list[Finding]
     ranks: int
@@ -38,8 +38,8 @@ class Report:
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can still meet.
 
-    If ranks do not hear each other within ``patience`` seconds, the report ends there with False, and the caller must
-    end the job by force. A rank that hangs inside MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there: the caller gets False and must
+    end the job by force. A rank that hangs in MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
     try:
@@ -67,7 +67,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, loaded modules and the variables that steer MPI and threads: all that a run's record needs."""
+    """Return versions, loaded modules and the variables that steer MPI and threads, for a run's record."""
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     settings = {name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)}
     return {

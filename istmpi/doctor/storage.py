@@ -14,7 +14,7 @@ TEST_BYTES = 2**26
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
-    """Let all ranks write their parts of one file, sync it, and read a neighbour's part. Collective; leaves nothing."""
+    """Let all ranks write their parts of one file, sync it, and read a neighbour's part. Collective; leaves no file."""
     scratch, problem = "", ""
     if communicator.rank == 0:
         try:

@@ -1,4 +1,4 @@
-"""A time limit for calls into MPI, which release Python's lock: so a thread can end the job if one hangs."""
+"""A time limit for calls into MPI. They release Python's lock, so a thread can end the job if a call hangs."""
 
 import os
 import signal

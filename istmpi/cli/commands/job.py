@@ -1,6 +1,6 @@
 """Print scripts that run istmpi on SLURM, PBS, LSF and EC2.
 
-A script is a template of job_scripts/, filled in for one run. A text of the user's is quoted, never executed.
+A script is a template of job_scripts/, filled in for one run. Texts from the user are quoted, never executed.
 """
 
 import os
@@ -28,7 +28,7 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 
 _EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
-"""Values in the commented lines of a script, of options that were not given."""
+"""Values that a script's commented-out lines show for options that were not given."""
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -187,14 +187,14 @@ def folder(arguments: tuple[str, ...], ranks: int) -> None:
 
 
 def job_name(run: str) -> str:
-    """Return a name for schedulers and clouds: at most 40 letters, digits and hyphens."""
+    """Return a run's name for schedulers and clouds: at most 40 letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
 
 
 def check(
     arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
 ) -> Run:
-    """Return the run of a command line; refuse it if these ranks cannot train it. ``runs_code``: run the user's."""
+    """Return a command line's run. ConfigError if ``ranks`` cannot train it. ``runs_code``: run a user's code."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs

@@ -21,7 +21,7 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""A run's folder has at least one of these files. `rm` removes them last, so that it can be repeated."""
+"""A run's folder has at least one of these files. `rm` removes them last, so that a failed `rm` can be repeated."""
 
 
 @click.group("runs", invoke_without_command=True)
@@ -47,7 +47,7 @@ def command(context: click.Context, as_json: bool) -> None:
 def du(as_json: bool) -> None:
     """Print the space that the runs in $ISTMPI_RUNS (runs) take.
 
-    Sizes are what the file system allots; files count folders, too, as a quota of inodes does.
+    Sizes are what the file system allots; the file count includes folders, as a quota of inodes does.
     """
     facts = [*map(_facts, _runs_in(Path(read("ISTMPI_RUNS"))))]
     print_json(facts) if as_json else _show(facts)

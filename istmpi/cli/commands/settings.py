@@ -65,7 +65,7 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
 
 
 def _named(name: str) -> list[Setting]:
-    """Return the settings with this name, else in this section, else of this owner, else with this key."""
+    """Return the settings of this name, else in this section, of this owner, or of this key. ConfigError if none."""
     settings = [*every_setting()]
     names_of = (
         lambda setting: setting.name,

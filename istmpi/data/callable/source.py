@@ -35,7 +35,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
     """Return the data set that a function makes, with a loss and a score of the user if there are any.
 
     Loss and score are defined in the network's class ``scoring`` or in the function's file. Without them, features with
-    classes or numbers become ordinary classification or regression data.
+    classes or numbers become ordinary classification or regression data. Raises ConfigError or DataError.
     """
     from torch import Tensor
     from torch.utils.data import default_collate
@@ -79,7 +79,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
 
 
 def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
-    """Return the module of FILE.py:NAME, and NAME in it; the file is run again only after it changed."""
+    """Return FILE.py's module and NAME in it; a changed file runs again. ConfigError if NAME is not callable."""
     path = Path(name.rpartition(":")[0])
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)

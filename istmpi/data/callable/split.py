@@ -1,8 +1,8 @@
 """A map-style data set of the user as a split: examples are read one by one, and collated.
 
-The random numbers that an example draws depend only on a key. While it is read, the global random states of Python and
-NumPy are set from the key; they are restored afterwards. torch draws from a separate generator in this thread, because
-the training step in another thread uses the global one.
+The random numbers of an example depend only on a key. While it is read, the key sets the global random states of Python
+and NumPy, which are restored afterwards. torch draws from this thread's own generator, because the training step in
+another thread uses the global one.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
 
 
 def _checked(subject: str, function: Function) -> Function:
-    """Return ``function`` with a check: ConfigError if it fails, or if its value is not one number with a gradient."""
+    """Return ``function``, checked: ConfigError if it fails, returns no single number or, in training, no gradient."""
 
     def checked(outputs: Any, batch: Any) -> Any:
         try:

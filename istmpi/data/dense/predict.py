@@ -105,7 +105,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return a file's arrays, and the names of those with a split's examples and labels; a missing one is empty."""
+    """Return a file's arrays, and the names of those with a split's examples and labels; "" for a missing array."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

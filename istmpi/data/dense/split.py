@@ -39,9 +39,9 @@ class DenseSplit(Split):
     """The mean and deviation by which batches standardise ``y``; None if they do not."""
     chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
-    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None: nothing."""
+    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None if nothing was."""
     shift: np.ndarray | None = None
-    """Float64 ``[features]`` that is added to ``x`` before it is normalised; None: nothing."""
+    """Float64 ``[features]`` to add to ``x`` before it is normalised; None if nothing is added."""
 
     def __post_init__(self) -> None:
         # A plain view: memmap's own indexing runs Python code for every result.

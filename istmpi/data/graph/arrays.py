@@ -25,7 +25,7 @@ _Arrays = Mapping[str, np.ndarray]
 class RawGraph:
     """A graph as in its files: features ``x`` [nodes, features] and ``labels`` [nodes] or [nodes, labels].
 
-    ``sparse``: x is a sparse matrix there. Edge i goes from node ``sources[i]`` to ``targets[i]``.
+    ``sparse``: True if x is a sparse matrix there. Edge i goes from node ``sources[i]`` to ``targets[i]``.
     """
 
     x: np.ndarray

@@ -1,7 +1,7 @@
 """A graph whose nodes have features and labels, and its batches.
 
-The setting `data.graph` decides about an example: it is the whole graph, a cluster, or a training node with sampled
-neighbours. Scores are always computed on the whole graph. docs/formats.md describes the file.
+By the setting `data.graph`, an example is the whole graph, a cluster, or a training node with sampled neighbours.
+Scores are always computed on the whole graph. docs/formats.md describes the file.
 """
 
 from __future__ import annotations

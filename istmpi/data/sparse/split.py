@@ -30,7 +30,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Return copies of the lists ``rows`` [b]; each guard is first called with their starts and lengths."""
+        """Return copies of the lists ``rows`` [b]; each guard is first called with the lists' starts and lengths."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
         offsets = offsets_of(lengths)

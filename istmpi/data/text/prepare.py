@@ -25,7 +25,7 @@ CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Read documents, and put an end token after each: files, and lines of .jsonl, which have their text at ``key``."""
+    """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token after each."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
@@ -46,7 +46,7 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive; empty texts if the names tell no splits.
+    """Return the split of every file of an archive; empty texts if the names show no splits.
 
     The first part of the paths that differs decides: a folder's name, or a word in a file's name.
     """
