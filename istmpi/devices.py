@@ -1,4 +1,4 @@
-"""Chooses a rank's device and its share of the host's cores, and moves values between device and host memory."""
+"""Chooses a rank's device and its share of the host's cores, and moves a network to a device."""
 
 import os
 from fractions import Fraction

@@ -28,7 +28,7 @@ TOP = max(AT)
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float64 weights: one for each of ``targets.columns``, and one for each example's total ``[b]``."""
+    """Return float64 weights: one for each true label's logit, and one for each example's total ``[b]``."""
     import torch
 
     counts = targets.counts.double()

@@ -54,7 +54,7 @@ class Task(ABC):
     one_class = predicts_numbers = several_labels = False
     """True by an example's targets: one class; numbers to predict; a row of 0 and 1 for its labels."""
     of_tokens = ranks_labels = of_nodes = False
-    """True by the examples: windows of tokens; sparse rows with ranked labels; nodes of a graph scored as a whole."""
+    """True if examples are windows of tokens; sparse rows with ranked labels; nodes of a graph scored as a whole."""
     of_trees = False
     """True if the user's functions compute loss and score, from outputs (any tree) and a batch (`OwnTask`)."""
     distils = False

@@ -41,7 +41,7 @@ class DataSummary:
     train: Natural
     """The number of training examples; 0 if each rank has its own data."""
     labels: Natural
-    """CRC-32 of the training labels; 0 for text, and if each rank has its own data."""
+    """CRC-32 of all or some training labels; 0 for text, or if ranks have own data."""
     features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
 

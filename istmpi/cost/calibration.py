@@ -10,7 +10,7 @@ from istmpi.cost.holdings import Number
 from istmpi.models.architecture import Architecture
 
 SAMPLED = 1024
-"""The number of training examples to calibrate on, if that costs little."""
+"""The most training examples to calibrate on, unless a setting decides."""
 SHARE = Fraction(1, 10)
 """The largest share of a run's FLOPs that its evaluations may take."""
 LEAST_SAMPLED = 64

@@ -80,10 +80,10 @@ class Decoder(ExitStack):
     def run(
         self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
-        """Decode all files; return (examples, class numbers) per split, the sorted classes, and the unreadable files.
+        """Decode all files; return (examples, class numbers) per split, sorted classes, and unreadable files.
 
-        ``decode(name, content)`` returns arrays of one shape and type. It raises BadFileError for an unreadable file.
-        ``most_bytes``: the most bytes of a file.
+        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError. DataError if too many
+        do, or a split is empty. ``most_bytes``: a file's.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)

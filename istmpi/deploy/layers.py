@@ -25,7 +25,7 @@ _CHUNK = 2**24
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor that is in the checkpoint, or in memory if it is small, and its factor."""
+    """A tensor, in the checkpoint or in memory, and the factor that multiplies it."""
 
     source: Tensor | np.ndarray
     factor: float = 1.0

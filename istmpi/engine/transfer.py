@@ -225,7 +225,7 @@ def _unpack(
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
 ) -> None:
-    """Write received blocks into their places in ``target``; of several ranks' blocks the mean, in rank order."""
+    """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in rank order."""
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):

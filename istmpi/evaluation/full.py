@@ -49,7 +49,7 @@ class FullNetwork:
         by_units: bool = False,
         device: torch.device = HOST,
     ):
-        """``spread``: the outputs of a sharded head are not gathered (`labels`).
+        """``spread``: each rank keeps its outputs (`labels`) of a sharded head.
 
         ``by_units``: for a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
         ``device``: where the network runs, unless parts of it, or all nodes of a graph, are in host memory.

@@ -1,7 +1,7 @@
 """A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
 
 Between two products a unit needs no other unit. Only a normalisation over a node's units needs two sums, added up over
-the ranks. A product needs all units of a node: they are gathered for some nodes at a time.
+the ranks. A product gathers all units of some nodes at a time, or adds up ranks' parts.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """Build the full network with initial values. Leaves draw their weights in each call, some rows at a time."""
+        """Build the full network with initial values. Each call of a leaf draws its weights anew, block by block."""
         import torch
 
         from istmpi.models.leaves import leaves_of, prepare

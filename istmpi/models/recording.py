@@ -26,7 +26,7 @@ NORMALISATIONS = {
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
 """Operations that add something to their first tensor."""
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""The index of each product's first factor, whose last axis is summed over."""
+"""The argument number of a product's first factor; its last axis is summed."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
 """Operations whose result still counts as weights if their operand is the weights of a softmax."""

@@ -230,7 +230,7 @@ def unit_of(blocks: Blocks, name: str) -> Factor | None:
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """Return a pattern with ``unit`` as outermost factor of its first axis: a rank without the unit has no elements."""
+    """Put ``unit``, if any, outermost in a pattern's first axis: a rank without the unit has no elements."""
     if unit is None:
         return pattern
     first, *others = pattern.axes

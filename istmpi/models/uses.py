@@ -28,7 +28,7 @@ class Sums:
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
-    """Find the sums over units of a network's widths. ``layers``: modules that take a sum in their own call."""
+    """Find the sums over units in ``full``, a recorded network. ``layers``: modules that sum in their calls."""
     family = Family.of(network, lengths, full)
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     unscaled = {

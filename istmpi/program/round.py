@@ -141,7 +141,7 @@ class Round:
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
-        """Take the mean of the gradients over ranks, if the method does. Call it before clipping by hand."""
+        """Average the gradients over ranks, if the method does, before clipping. ConfigError if none."""
         if not self._averaged:
             self._require_gradient()
             self._method.before_update()

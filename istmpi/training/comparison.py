@@ -53,7 +53,7 @@ class ComparisonWatch(Watch):
     """A watch on rank 0 over a comparison; the inherited methods are called for the current run."""
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        """Take note that a run begins, with ``number``, from 1, of ``count``."""
+        """Take note that run ``number`` (from 1) of ``count`` begins."""
 
     def skipped(self, turn: Turn) -> None:
         """Take note that an earlier job has finished this run."""

@@ -40,7 +40,7 @@ MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
-"""The most elements of a factor of a product; a convolution's factor has a row for each position of each example."""
+"""The most inputs or outputs of a measured product; a convolution has rows for each position of each example."""
 _NOISE = 0.1
 """The least fraction of a time that remains after subtracting known parts, because fits need positive numbers."""
 

@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("folder")
 @as_json
 def ls(folder: str, as_json: bool) -> None:
-    """List the checkpoints in FOLDER, of a run or of checkpoints alone, oldest first."""
+    """List the checkpoints in FOLDER, a run's or one of checkpoints, oldest first."""
     from istmpi.checkpoint.folder import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))

@@ -39,7 +39,7 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
 ) -> Material:
-    """Read the graph of an archive; METIS cuts it into ``clusters`` if that is not None."""
+    """Read an archive's graph, cut into ``clusters`` if given. DataError if it is wrong."""
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")

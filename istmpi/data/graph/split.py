@@ -41,7 +41,7 @@ class Graph:
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """Functions that verify data before they are read: rows of ``x``; lists of neighbours, by starts and lengths."""
+    """Functions that verify data before a read: row numbers of ``x``; starts and lengths of lists of neighbours."""
 
     def __len__(self) -> int:
         return len(self.labels)

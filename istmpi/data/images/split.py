@@ -92,7 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Return ``images`` [b, channels, height, width], not normalised, after transforms; ``key`` seeds them."""
+    """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if that fails."""
     import torch
 
     from istmpi.data.callable.split import drawing

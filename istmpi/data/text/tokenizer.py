@@ -70,8 +70,8 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    The name of a special token in a text is encoded as text. A long document is encoded in pieces, which end with a
-    line if possible. If the vocabulary has none of `ENDS`, an end token is added to it.
+    The name of a special token in a text is encoded as text. A long document is encoded in pieces, cut between lines
+    if possible. If the vocabulary has none of `ENDS`, an end token is added to it.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
