@@ -24,7 +24,7 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
     if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
+        return HOST
     return torch.device("cuda", local.rank % torch.cuda.device_count())
 
 

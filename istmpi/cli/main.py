@@ -51,13 +51,6 @@ class LazyGroup(click.Group):
             raise ConfigError(f"no command {name}{did_you_mean(name, self._names)}")
         return _command(name)
 
-    def resolve_command(
-        self, context: click.Context, arguments: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, but return the new name of a renamed one, for usage texts."""
-        name, command, rest = super().resolve_command(context, arguments)
-        return command.name if command else name, command, rest
-
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(self._help()))
