@@ -1,5 +1,6 @@
 """Processes for cells of simulated ranks."""
 
+import argparse
 import os
 import threading
 import time
@@ -9,7 +10,18 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reporting import RESULTS
 from istmpi.devices import usable_cores
+
+
+def cells_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of a program that runs cells and reports on them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the prepared data")
+    parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    return parser
 
 
 def worker_processes(count: int | None = None) -> ProcessPoolExecutor:

@@ -1,6 +1,6 @@
 """A mixture of experts that are never redealt, and dense transformers of a rank's bytes, in long runs on text.
 
-    python -m benchmarks.controls.experts --cells FOLDER [--minutes 60]   # resumes
+    python -m benchmarks.controls.experts --cells FOLDER [--minutes 60]   # resumes; after this time cells stop
     python -m benchmarks.controls.experts --cells FOLDER --report         # only the table
 
 The corpus is that of `controls.decoder`; each of four ranks has a part of it. A dense transformer has a rank's bytes
@@ -10,7 +10,6 @@ codistillation before its burn-in ends. A cell is a run of simulated ranks, whic
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -23,8 +22,8 @@ from torch.func import functional_call
 
 from benchmarks.controls.decoder import prepare
 from benchmarks.controls.rivals import interval, record_in
-from benchmarks.processes import run_cells
-from benchmarks.reporting import RESULTS, keep_cell, report, restore_cells, store_cells
+from benchmarks.processes import cells_parser, run_cells
+from benchmarks.reporting import keep_cell, report, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.devices import HOST
@@ -155,21 +154,20 @@ def lines(cells: list[Cell], folder: Path) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Run the cells that are not there, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the text")
+    parser = cells_parser(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"local steps ({STEPS})")
     parser.add_argument("--seeds", type=int, default=3, help="of the first rate (3)")
-    parser.add_argument("--minutes", type=float, default=600, help="cells stop, and are saved, after that")
     parser.add_argument("--processes", type=int, help="cells at a time (one a core)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (results/)")
-    parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
     restore_cells(NAME, options.cells, options.results)
     size, digest = prepare(options.cells / "text.h5")
     cells = [Cell(row, options.steps, rate, 0) for rate in RATES for row in ROWS]
     cells += [Cell(row, options.steps, RATES[0], seed) for seed in range(1, options.seeds) for row in [*ROWS][:-1]]
-    missing = lambda: [cell for cell in cells if not record_in(options.cells)(cell)]  # noqa: E731
+
+    def missing() -> list[Cell]:
+        return [cell for cell in cells if not record_in(options.cells)(cell)]
+
     if not options.report:
         run_cells(missing, simulated, options.cells, options.minutes, options.processes)
     if found := list(lines(cells, options.cells)):

@@ -12,7 +12,6 @@ once, the network is scored as the full one and as its subnets side by side (`ev
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from benchmarks.controls.identifiers import prepare as prepare_identifiers
 from benchmarks.controls.picture import draw_curves
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
-from benchmarks.processes import run_cells
-from benchmarks.reporting import HERE, RESULTS, keep_cell, restore_cells, store_cells
+from benchmarks.processes import cells_parser, run_cells
+from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
 from istmpi.cli.networks import described
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -282,8 +281,7 @@ def prepare(task: Task, raw: Path, folder: Path) -> None:
 
 def main() -> None:
     """Run the cells that are not there, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the prepared data")
+    parser = cells_parser(__doc__)
     parser.add_argument("--raw", type=Path, default=HERE.parents[1] / "shared/data", help="the raw data")
     parser.add_argument("--task", choices=TASKS, action="append", help="may be repeated; by default all")
     parser.add_argument("--ranks", type=int, action="append", help="rows of so many ranks; may be repeated")
@@ -291,10 +289,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="rows of methods that begin so; may be repeated")
     parser.add_argument("--steps", type=int, default=0, help="another number of local steps")
     parser.add_argument("--seeds", type=int, default=5, help="of each best rate (5)")
-    parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
     parser.add_argument("--processes", type=int, help="cells at a time (one a core)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
     for name, task in ((name, TASKS[name]) for name in options.task or TASKS):

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import reporting
 from benchmarks.controls.tasks import BY_LABEL, NARROW, NEVER, PLACEMENTS, TASKS, TENTH, Task, hidden_of
-from benchmarks.processes import run_cells
+from benchmarks.processes import cells_parser, run_cells
 from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -238,18 +238,14 @@ def report_name(task: Task, ranks: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells and the prepared data")
+    parser = cells_parser(__doc__)
     parser.add_argument("--raw", type=Path, default=HERE.parents[1] / "shared/data", help="the raw data")
     parser.add_argument("--task", choices=TASKS, default="speech", help="what is trained (speech)")
     parser.add_argument("--seeds", type=int, default=5, help="of each chosen setting (5)")
-    parser.add_argument("--minutes", type=float, default=600, help="no cell begins after that")
     parser.add_argument("--ranks", type=int, default=4, help="of each run (4)")
     parser.add_argument(
         "--placement", action="append", choices=PLACEMENTS, help="runs with this one alone; may be repeated"
     )
-    parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
     task = TASKS[options.task]
 
