@@ -1,7 +1,7 @@
-"""The subnets of a deal (each rank's part of the network) side by side: the other form in which a network is scored.
+"""The subnets of a deal (each rank's part of the network) side by side: the form ``blocks`` of ``evaluate.form``.
 
 If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
-network uses such weights as they were initialised. The subnets side by side leave these weights out.
+network uses such weights with their initial values. The subnets side by side leave such weights out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEP = 2**22
 
 
 class Blocks(nn.Module):
-    """A module of the subnets ``numbers`` of a deal, built without weights."""
+    """A module that holds the subnets ``numbers`` of a deal, without weights."""
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
@@ -83,7 +83,7 @@ class SharedBlocks:
         self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks]).to(device)
         self._weight = 1.0 if numbers else 0.0  # a rank beyond the last subnet repeats one, which must not count
         self.moments: dict[str, Moments] = {}
-        """Mean and variance of the units of all subnets' batch normalisations, from the last calibration."""
+        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated or loaded."""
 
     def calibrate(self, *inputs: Any) -> None:
         self._take_weights()

@@ -44,7 +44,7 @@ class Score:
     """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored examples."""
 
     loss: float
-    """The loss as in training, with standardised targets if the run has these. NaN for a score of a user's program."""
+    """The loss as in training, of standardised targets if the run has them. NaN for a score of a user's program."""
     score: float
     """The score in the units of the data; with several exits, that of the last exit."""
     examples: int
@@ -57,7 +57,7 @@ class Score:
 
 
 class Evaluator:
-    """Scores a full network on splits. Collective."""
+    """Scores a full network on splits. Every method is collective."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Evaluator:
         return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in ``form`` from now on; if it is best, in the form that now scores better. Collective.
+        """Score the network in ``form`` from now on; for best, in the form with the better score now. Collective.
 
-        Without dealt units, the form is merged.
+        The form is merged if no units are dealt.
         """
         self.network, self.form = self._merged, "merged"
         if not deal.units or form == "merged":
@@ -142,7 +142,7 @@ class Evaluator:
         self.network, self.form = networks[form], form
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """Return the score on ``rows`` of a split (default: as many as the run scores). DivergedError if not finite."""
+        """Return the score on ``rows`` of a split, by default the run's rows. Raises DivergedError if not finite."""
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
@@ -200,7 +200,7 @@ class Evaluator:
     def _sum_over(
         self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
     ) -> np.ndarray:
-        """Sum ``totals_of(outputs, batch)`` over the batches of these rows of a split. Collective.
+        """Sum ``totals_of(outputs, batch)`` over the batches of ``rows`` of a split. Collective.
 
         Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not finite.
         """
@@ -231,7 +231,7 @@ class Evaluator:
         return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
-        """Load the stores' weights. A pass of the calibration sample sets moments of batch normalisations, if any."""
+        """Load the stores' weights, and set moments of batch normalisations to the calibration sample's. Collective."""
         if not self._calibrates:
             self.network.load_moments({})
             return
@@ -259,8 +259,8 @@ class Evaluator:
     def fitted_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
 
-        The loss is over at most `FITTED_ON` calibration examples, or as many on each rank if data are local. Every
-        rank has at least one, or two with batch normalisations; some are then repeated.
+        The loss is over up to `FITTED_ON` calibration examples, or on each rank if data are local. A rank has at least
+        one example, or two with batch normalisations. Examples are repeated if they are too few.
         """
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)

@@ -1,4 +1,4 @@
-"""Computes leaves whose weights' rows are spread over ranks, which have the same examples or each its own."""
+"""Computes leaves whose weights' rows are spread over ranks that have the same or different examples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
-    """The exchange if all ranks have the same examples: each uses its rows of weights; outputs are gathered or added.
+    """The exchange if all ranks have the same examples: a rank uses its rows of weights; outputs are gathered or added.
 
-    All ranks call the same leaves in the same order. A network may branch on values: all ranks have the same values.
+    All ranks call the same leaves in the same order, even if a network branches on values: the values are the same.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -63,10 +63,10 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange if each rank has its own examples: rows of weights are sent to all ranks, one owner's at a time.
+    """The exchange if each rank has its own examples: owner after owner sends its rows of weights to all ranks.
 
-    All ranks take part in each call of a leaf, also if they are at another leaf or have no examples left. The first
-    leaf that any rank waits for is served, until no rank waits. Moments of normalisations are served after all leaves.
+    All ranks take part in each call of a leaf, even a rank at another leaf or without examples left. The first
+    leaf that a rank waits for is served, until no rank waits. Moments of normalisations are served after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -97,7 +97,7 @@ class OwnExamples:
         return lambda *inputs, **named: self._request(number, (inputs, named))
 
     def moments_of(self, name: str, layer: Calibrated, dtype: torch.dtype) -> Callable[[torch.Tensor], Moments]:
-        """Return a function that computes mean and variance of a layer's units over all ranks, and notes them."""
+        """Return a function that computes moments of a layer's units over all ranks, and adds them to ``moments``."""
         number = len(self._services)
 
         def add_up(x: torch.Tensor | None) -> Moments:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""The first step of a factor's logarithm, which changes the factor by about a tenth. Later rates are smaller."""
+"""The first step of a factor's logarithm, which changes the factor by about a tenth. Later steps are smaller."""
 _DECAYS = 0.9, 0.99
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
@@ -39,9 +39,9 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """Find the factors of least loss over all ranks' batches: `STEPS` steps, from those of the store. Collective.
+    """Find the factors of least loss over all ranks' batches: `STEPS` steps from the store's factors. Collective.
 
-    ``loss``: a function of the network's outputs that returns the sum over this rank's batch.
+    ``loss``: a function of the network's outputs that returns the summed loss of this rank's batch.
     """
     bare = copy(store)
     bare.scale = bare.fitted = {}

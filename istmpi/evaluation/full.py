@@ -1,8 +1,8 @@
-"""The full network, evaluated: a forward pass of the plain module, in which only leaves compute differently.
+"""The full network in an evaluation: the plain module, in which only leaves compute differently.
 
-A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners: its outputs are
-gathered or, if ranks have different examples, its rows are sent for each pass. `istmpi.cost.evaluation` chooses the
-sharded leaves.
+A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners: the leaf's outputs are
+gathered or added or, if ranks have different examples, the rows are sent in each pass. `istmpi.cost.evaluation`
+chooses the sharded leaves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 class FullNetwork:
     """The full network of the ranks' stores, with the weights of its last `calibrate` or `load_moments`.
 
-    ``sharded``: the parameters whose rows stay with their owners; they must belong to leaves. ``local_examples``: each
-    rank has its own examples, which stay there. Otherwise all ranks pass the same ones if a parameter is sharded.
+    ``sharded``: parameters of leaves whose rows stay with their owners. ``local_examples``: data are local, so that
+    each rank passes its own examples. Otherwise, if a parameter is sharded, all ranks pass the same examples.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FullNetwork:
         """``spread``: each rank keeps its outputs (`labels`) of a sharded head.
 
         ``by_units``: for a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
-        ``device``: where the network runs, unless parts of it, or all nodes of a graph, are in host memory.
+        ``device``: the network's device. A sharded network, or a network for a graph, is on the host.
         """
         self.device = HOST if sharded or by_units or architecture.nodes[1] else device
         self._by_units = by_units
@@ -65,10 +65,9 @@ class FullNetwork:
         self.module: nn.Module | None = None
         self._scale: Mapping[str, float] | None = None
         self._own: OwnExamples | None = None
-        """The exchange for ranks with different examples; None if unused."""
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
-        """Mean and variance of every unit of the batch normalisations, from the last calibration."""
+        """Mean and variance of every unit of the batch normalisations, as last calibrated or loaded."""
 
     @property
     def same_examples(self) -> bool:
@@ -96,7 +95,7 @@ class FullNetwork:
     def calibrate_by(self, run: Callable[[], object]) -> None:
         """Load the stores' weights, and set the normalisations' moments while ``run`` passes a batch. Collective.
 
-        With `shares_examples` moments are over all ranks' batches: ranks add up each layer's sums before they continue.
+        If `shares_examples`, moments are over all ranks' batches: in each layer, ranks wait to add up their sums.
         """
         layers = self.with_weights()
         self._calibrating = True

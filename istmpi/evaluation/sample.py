@@ -1,4 +1,4 @@
-"""The examples of an evaluation: those of a split that are scored, and a sample for calibration."""
+"""The examples of an evaluation: the scored examples of a split, and a sample for calibration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def scored_of(run: Run, data: Dataset, length: int) -> int:
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """The number of examples that an evaluation during training scores; of this rank's examples, if data are local."""
+    """Return the number of examples that an evaluation in training scores (of this rank's, if data are local)."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
     return scored_of(run, data, len(split))
 
@@ -29,6 +29,6 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
 
 
 def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Draw ``count // share`` of ``length`` rows, at least 2 if ``share`` (of ranks) is above 1; return them sorted."""
+    """Draw ``count // share`` of ``length`` rows, sorted; at least 2 if ``share``, a number of ranks, is above 1."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

@@ -1,7 +1,7 @@
 """A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
 
-Between two products a unit needs no other unit. Only a normalisation over a node's units needs two sums, added up over
-the ranks. A product gathers all units of some nodes at a time, or adds up ranks' parts.
+Between two products a unit needs no other unit, except in a normalisation over a node's units, which adds up two sums
+over the ranks. A product gathers all units of some nodes at a time. The last product adds up the ranks' contributions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def spread_units(
 ) -> None:
     """Make each layer of a network compute only this rank's units, with this rank's rows of ``sharded`` weights.
 
-    The last product has its whole weight, and adds up the ranks' contributions. ``network`` has no
-    factors yet (scale). Collective.
+    The last product has its whole weight on each rank. ``network`` must be built without factors (scale). Passes of
+    the network are then collective.
     """
     units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
     for path, leaf in leaves_of(network, architecture.leaves).items():
@@ -63,7 +63,7 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that gathers and scales inputs of this rank's ``product``. ``widths``: inputs of each rank."""
+    """Return ``product`` of inputs that are gathered from the ranks and scaled. ``widths``: inputs of each rank."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)
