@@ -1,4 +1,4 @@
-"""The networks that can be trained: described by tables, built from plain modules.
+"""The networks that can be trained. A `Table` describes a network; a plain torch.nn.Module computes it.
 
 A width is an integer of the constructor that sets a layer's number of units (neurons, heads). A leaf is a layer that
 can compute with some of its weight's rows.
@@ -13,7 +13,10 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """Return a run's network, if its table is written by hand (`has_table`). Building the network imports torch."""
+    """Return a run's network, whose table must be written by hand (`has_table`), without importing torch.
+
+    Raises ConfigError for an unknown name or a wrong setting.
+    """
     require_known(settings.name)
     code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
     table = table_of(code.name, Facts(code.inputs, outputs), code.settings)

@@ -134,7 +134,7 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""The version and `Bags` of each tensor of features; None if `dropped` makes none."""
+"""The version of each tensor of features, and its `Bags`, or None if the tensor is not sparse enough."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:

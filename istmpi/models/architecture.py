@@ -1,6 +1,6 @@
 """A network as the engine sees it: the facts of its table and, if its code is given, its module at any widths.
 
-Torch is imported only when a module is built, so that a login node can plan.
+A plan does not import torch, so that a login node can make it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Architecture:
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The number of nodes in a batch's example, and in the whole graph. All other figures take a node as an example."""
+    """The numbers of nodes in a batch's example and in the whole graph. Other attributes count a node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
@@ -64,7 +64,7 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """Return this network with its code; run it if ``tried``. Raises ConfigError as `require_usable` does."""
+        """Return this network with its code, after `require_usable` (with ``tried``), which raises ConfigError."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
@@ -96,7 +96,7 @@ class Architecture:
         return {*self.blocks, *chain.from_iterable(sums)}
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
-        """The factor of a sum over units of these groups at the given lengths. It does not apply to a bias.
+        """Return the factor of a sum over units of ``groups`` at the given lengths. It does not apply to a bias.
 
         ``scale``: the factor of each group's contributions in the full network, 1 by default; usually the share of the
         units that a subnet trains, as with dropout. A narrower network gets a larger factor, so that its sums are as
@@ -106,7 +106,7 @@ class Architecture:
         return prod(each, start=1.0)
 
     def weight_factor(self, name: str, scale: Scale) -> float:
-        """Return the factor of a whole parameter: for its products, and for a block of which its module is an end."""
+        """Return a parameter's factor in the full network, for sums over units and blocks with its layer as an end."""
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
@@ -121,7 +121,7 @@ class Architecture:
         return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
-        """Build the network at the given lengths. ConfigError if a parameter has another shape than its pattern.
+        """Build the network at the given lengths. Raises ConfigError if this fails or a shape differs from its pattern.
 
         If ``scale`` is given, sums over units and the outputs of blocks' ends are multiplied by their `factor`. A block
         whose unit, such as ``blocks[3]``, has the length 0 becomes the identity.
@@ -184,9 +184,9 @@ class Architecture:
         return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
 
     def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
-        """Make a network multiply its sums over units by ``factor(groups)``.
+        """Make a network multiply its sums over units, and the outputs of blocks' ends, by ``factor(groups)``.
 
-        A float is used in all passes, and 1.0 is left out. A tensor may change, so each pass calls ``factor`` again.
+        A float is used in all passes. For a tensor, each pass calls ``factor`` again.
         """
         from istmpi.models.scaling import input_multiplied, multiply_sums
 
@@ -213,7 +213,7 @@ class Architecture:
             multiply_sums(network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
-        """The factors, other than 1, of calls in the full network that no weight can hold, for `multiply_sums`."""
+        """Return the full network's factors, other than 1, of the calls in ``uses``, for `multiply_sums`."""
         uses = self._keys_of_uses(self.lengths).items()
         return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
 
@@ -221,7 +221,7 @@ class Architecture:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Raise ConfigError without groups, or if one cannot be dealt out or (if ``scaled``) have its sums scaled."""
+        """Raise ConfigError unless ``groups``, at least one, can be dealt out and (if ``scaled``) their sums scaled."""
         cure = "Use another method, such as --method local-sgd"
         if not groups:
             problems = dict(self.table.undealt)
@@ -249,9 +249,9 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
-        """Raise ConfigError if the network, unless its table is written by hand, cannot be built at these lengths.
+        """Raise ConfigError if the network cannot be built at these lengths. Written tables are not checked.
 
-        The error is also raised if batch normalisations differ from the table or, with ``tried``, a pass fails.
+        The error is also raised if batch normalisations differ from the table or, with ``tried``, if a pass fails.
         """
         if has_table(self.name):  # it may be too large to be tried
             return
@@ -270,7 +270,10 @@ class Architecture:
             ) from error
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the initial network's outputs, None with a written table. ConfigError if an output is not finite."""
+        """Return the outputs with initial weights; None with a written table.
+
+        Raises ConfigError if the pass fails or an output is not finite.
+        """
         if has_table(self.name):
             return None
         from istmpi.models.trials import seeded

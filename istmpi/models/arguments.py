@@ -1,7 +1,7 @@
 """The arguments of networks' constructors: those named in `DATA_ARGUMENTS` are filled in from the data.
 
-All others are settings, with the names, types and defaults of the constructor; the data also give `ALSO_FILLED_IN`.
-Built-in networks are not imported: their arguments are read from the text of their files. A class's docstring
+Other arguments are settings, with the constructor's names, types and defaults. The data give `ALSO_FILLED_IN` too.
+The arguments of built-in networks are read from the text of their files, without an import. A class's docstring
 describes each argument in a clause that begins with its name: ````hidden``: widths.``
 """
 
@@ -41,13 +41,13 @@ WIDTHS = Annotated[
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
 ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
-"""The inputs of networks that accept only one kind."""
+"""The inputs of networks that accept only one kind and are not inspected."""
 _MISSING = inspect.Parameter.empty
 
 
 @cache
 def arguments_of(network: str) -> tuple[Field, ...]:
-    """Return name, described type and default of each argument of a built-in network that is a setting."""
+    """Return name, type with description, and default of each setting of a built-in network."""
     module, _, name = SHIPPED[network].partition(":")
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -65,9 +65,9 @@ def arguments_of(network: str) -> tuple[Field, ...]:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the arguments of a built-in network, checked without calling its constructor. Unknown names pass.
+    """Check arguments of a built-in network without its constructor, and return them. Unknown names are not checked.
 
-    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for an argument of a wrong type.
+    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for a wrong type or range.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -104,10 +104,10 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """Return the network of this name. Raises ConfigError if the settings do not fit it or the data.
+    """Return the network ``name``. Raises ConfigError if its settings do not fit, or if its code cannot be loaded.
 
-    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task; for such a
-    task, settings may give shape, features and outputs. ``network``: the class; without it, the code of ``name`` is
+    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task. For such a
+    task, settings may give shape, features and outputs. ``network``: the class. If None, the code of ``name`` is
     run, unless the network's table is written by hand.
     """
     if name == "mlp" and (advice := TASKS[task].network):

@@ -1,5 +1,5 @@
-"""Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907), GraphSAGE with the mean over neighbours (Hamilton
-et al. 2017, arXiv 1706.02216), both as wide as in GIST (2102.10424); and GAT (Veličković et al. 2018, 1710.10903).
+"""Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907) and GraphSAGE with the mean over neighbours
+(Hamilton et al. 2017, 1706.02216), as in GIST (2102.10424), and GAT (Veličković et al. 2018, 1710.10903).
 """
 
 from torch import nn
@@ -9,7 +9,7 @@ from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
 
 
 class GCN(nn.Module):
-    """Layers of a product with weights and a convolution over neighbours; the last one makes the logits.
+    """Layers of a product with weights and a convolution over neighbours; the last layer makes the logits.
 
     ``features``: numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``:
     normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction of a layer's input that a
@@ -37,7 +37,7 @@ class GCN(nn.Module):
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        """Logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i + 1]]``."""
+        """Return logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, product in enumerate(self.products):
             if number == 0 and self.aggregate_first:
@@ -52,9 +52,9 @@ class GCN(nn.Module):
 
 
 class SAGE(nn.Module):
-    """Layers of a product with a node's numbers and a product with the mean of its neighbours'; the last makes logits.
+    """Layers that multiply a node's numbers and its neighbours' mean by weights, and add the products.
 
-    Both are one product with concatenated inputs, so both deal out the same units. ``features``: numbers of a node.
+    Both products of a layer have the same units. The last layer makes the logits. ``features``: numbers of a node.
     ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``: normalisation of hidden layers before
     the ReLU: layer or none. ``dropout``: fraction of a layer's input that a step drops. ``aggregate_first``:
     average the first layer's features over neighbours before its product; cheaper with fewer features than units.
@@ -114,10 +114,10 @@ class Attention(nn.Module):
 class GAT(nn.Module):
     """Layers of attention over neighbours, then a convolution over neighbours that makes the logits.
 
-    ``features``: numbers of a node. ``outputs``: classes. ``heads``: heads of each layer. ``units``: units of each
-    head. ``norm``: normalisation of a layer's units before the ELU: layer or none. ``dropout``: fraction of a
-    layer's input that a step drops. Memory grows with edges times units, in a step and in an evaluation of the
-    whole graph.
+    Memory grows with edges times units, in a step and in an evaluation of the whole graph. ``features``: numbers of
+    a node. ``outputs``: classes. ``heads``: heads of each layer. ``units``: units of each head. ``norm``:
+    normalisation of a layer's units before the ELU: layer or none. ``dropout``: fraction of a layer's input that a
+    step drops.
     """
 
     DEALT = ("heads",)

@@ -1,8 +1,8 @@
 """Infers which axes of the parameters belong to which integers of the constructor: by doubling, then by proof.
 
 An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1, there are several
-readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof` refutes the wrong ones. An integer cannot
-be dealt out if no reading is left.
+readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof` refutes wrong readings. An integer
+cannot be dealt out if no reading is left.
 """
 
 import itertools
@@ -69,7 +69,10 @@ class Inferred:
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters. ``full``: the network itself; its values are overwritten."""
+    """Infer and prove the axes of a network's parameters. Overwrites the values of ``full``, the built network.
+
+    Raises ConfigError if the network cannot be trained, or if its ``AXES`` do not fit.
+    """
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
@@ -153,9 +156,9 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
 
 
 def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
-    """The readings that a class declares by ``AXES = {parameter: pattern}``, by width.
+    """Return each width's readings that the class declares by ``AXES = {parameter: pattern}``.
 
-    A declared reading of an axis replaces inferred readings, and is proved, too. ConfigError if AXES does not fit.
+    A declared reading replaces inferred readings of an axis, and is proved too. Raises ConfigError if AXES do not fit.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
@@ -210,7 +213,7 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
 
 
 def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """The readings that one small network proves, or a problem. ``last``: this is the last trial."""
+    """Return the readings that one small network proves, or a problem. ``last``: no trial follows."""
     alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
     proved: list[Finding] = []
     furthest = ""
@@ -274,16 +277,16 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Functions that give the kind of an axis. Axes of one kind are read alike. The simplest guess is first."""
+"""Functions that return the kind of an axis, the simplest first. Axes of one kind have the same reading."""
 
 
 def _readings(
     ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, read: Collection[str]
 ) -> Iterator[Reading]:
-    """Yield readings of the axes: axes of one kind are read alike, and ``fixed`` axes as they are declared.
+    """Yield readings in which axes of one kind have the same order, and ``fixed`` axes their declared order.
 
     ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used before the last
-    reading failed. A reading that differs from that one only in other parameters would fail too, and is skipped.
+    reading failed. Readings that differ from it only in other parameters are skipped, because they would fail too.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

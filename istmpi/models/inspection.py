@@ -1,4 +1,4 @@
-"""Inspects a network before training: makes its table, or refuses a network that cannot be trained.
+"""Inspects a network before training: makes its table, or raises ConfigError if the network cannot be trained.
 
 The network is built twice in full size, with different random numbers, and run on a few examples.
 """
@@ -110,9 +110,8 @@ def _evaluated(
 ) -> tuple[Recorder, dict[str, bool], int, str]:
     """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not called.
 
-    Also returns: the products that are called, each with False if its outputs go unchanged into one call of a batch
-    normalisation and nowhere else; the number of exits; and the product whose output the network returns unchanged, or
-    "".
+    Also returns the layers of products that are called; the number of exits; and the layer whose output the network
+    returns unchanged, or "". A layer has False if only one call of a batch normalisation uses its outputs, unchanged.
     """
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
@@ -188,7 +187,7 @@ def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Return ``blocks`` without the ends that attention reads but never calls, and ``folded`` with their parameters."""
+    """Return ``blocks`` without ends that attention reads but never calls, and ``folded`` with the ends' parameters."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -213,10 +212,10 @@ def _initial(
     first: tuple[int, float | None],
     second: tuple[int, float | None],
 ) -> tuple[float, float]:
-    """Return bound and centre of a parameter's initial values, from its contents in two constructions.
+    """Return bound and centre of a parameter's initial values, from its contents in two builds.
 
-    Equal contents have the bound 0. The bound of a product's weight follows from its number of inputs, that of an
-    embedding from its width. Others keep mean and deviation. Raises ConfigError if a value is not finite.
+    Equal contents have the bound 0. A product's bound follows from its number of inputs, an embedding's bound from its
+    width. Other values keep mean and deviation. Raises ConfigError if a value is not finite.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
@@ -236,8 +235,8 @@ def _initial(
 def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
     """Return the layers, with their parameters' names, whose results do not depend on where their weights' rows are.
 
-    A small network is tried, or the full one if that fails. Each layer has its weight only during its own call. The
-    outputs must equal those of the ordinary network to the last bit. A layer is left out if others read its weight.
+    A small network is tried, or the full network if the small one fails. A layer has its weight only during its call.
+    All bits of the outputs must equal the ordinary network's. A layer is left out if others read its weight.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():

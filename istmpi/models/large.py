@@ -1,6 +1,6 @@
-"""A network that is too large for a rank, ``LARGE = True``: its table is found with few units, then enlarged.
+"""Finds the table of a network that is too large for a rank (``LARGE = True``): inspects few units, enlarges the table.
 
-If units change more than shapes, as in ``GroupNorm(min(8, c), c)``, this is not noticed.
+An effect of a width on more than shapes, as in ``GroupNorm(min(8, c), c)``, is not noticed.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from istmpi.models.user import UserNetwork
 KEPT = 64
 """The largest number of units of a dealt width in the network that is inspected."""
 LEAST = 8
-"""The smallest number of units that is preferred because it divides the width."""
+"""The smallest divisor of a width that is chosen as its number of units."""
 
 
 def inspected(network: UserNetwork) -> Table:

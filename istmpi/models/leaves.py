@@ -1,6 +1,6 @@
 """Leaves of a network: layers that can compute with a part of their weight's rows.
 
-Only the layer's own call is replaced. For other uses the weight is absent (`Elsewhere`): a part is never taken for all.
+Only the layer's own call is replaced. Other uses of the weight raise RuntimeError (`Elsewhere`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Leaf:
         return self.whole(values, *inputs, **named)
 
     def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """Call the layer's own forward with these parameters."""
+        """Call the layer's own forward with the parameters ``values``."""
         parameters = self.module._parameters
         kept = dict(parameters)
         parameters.update(values)
@@ -127,7 +127,7 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules that can be leaves by their class and options, with their parameters' names."""
+    """Return the modules whose class and options let them be leaves, with their parameters' names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     leaves = {}
     for path, module in network.named_modules():
@@ -188,7 +188,7 @@ class Elsewhere(torch.Tensor):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Put trainable parameters of networks that are built in this context on the meta device, but no buffers."""
+    """Put the trainable parameters, not the buffers, of networks built in this context on the meta device."""
     replaced: Any = WeakIdKeyDictionary()
 
     def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -209,7 +209,7 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """A network of shapes only. If its build on the meta device fails, buffers and frozen parameters have values."""
+    """Build a network without values. If the meta device is refused, buffers and frozen parameters have values."""
     try:
         with torch.device("meta"), without_values():
             return build()
@@ -219,7 +219,7 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _Unfilled(Watching):
-    """Skips in-place operations on the meta device: PyTorch would import decompositions for these, in seconds."""
+    """Skips in-place operations on the meta device. PyTorch would need seconds to import their decompositions."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
@@ -228,7 +228,7 @@ class _Unfilled(Watching):
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, emptied: the caller fills them."""
+    """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, empty, for the caller to fill."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):

@@ -1,8 +1,8 @@
-"""Linear layers whose gradient stays in the same memory. Parts of a gradient can be sent before the rest is computed.
+"""Linear layers that reuse the memory of a gradient. Parts of a gradient can be sent before the rest is computed.
 
-In training, a last layer of very many labels has the logits of only one block of labels in memory. The backward pass
-computes them again (a fourth product), unless there is only one block. Plain SGD updates a block's weights
-as soon as their gradient is computed.
+In training, `LabelBlocks` has the logits of only one block of labels in memory. The backward pass computes the logits
+again (a fourth product), unless there is only one block. Plain SGD updates a block's weights as soon as their gradient
+is computed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SMALL = 2**17
 
 
 class Linear(nn.Linear):
-    """PyTorch's layer, except that on a CPU, without autocast, a large weight's gradient stays in the same memory.
+    """PyTorch's layer, but a large weight's gradient reuses its memory, on a CPU without autocast.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, such a backward pass
-    calls it with the number of leading elements of ``weight.grad`` that are final.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, every weight counts as
+    large, and the backward pass calls ``made`` with the number of leading elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
@@ -54,7 +54,7 @@ class Linear(nn.Linear):
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """A function that writes rows of ``weight.grad``, or adds to them. Call it for all rows in order.
+        """Return a function that writes rows of ``weight.grad``, or adds to them. Call it for all rows in order.
 
         Its arguments are the slice of rows, the gradient of products ``[batch, rows]``, and inputs ``[batch, inputs]``.
         """

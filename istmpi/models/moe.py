@@ -9,15 +9,15 @@ from torch.nn import functional
 from istmpi.models.transformer import Transformer
 
 ALIGNED = 16
-"""The number of bytes of which a row must be a multiple for `torch.nn.functional.grouped_mm`."""
+"""The bytes of a row for `torch.nn.functional.grouped_mm` must be a multiple of this number."""
 
 
 class MoE(Transformer):
     """A transformer with a mixture of experts as the feed-forward units of each layer.
 
     ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
-    the residual stream. ``experts``: experts of each layer; the last number also counts for all further layers, and
-    layers with the same number share a deal. ``top``: experts for each token, or all if a rank holds fewer.
+    the residual stream. ``experts``: experts of each layer; the last number also counts for all further layers,
+    which share its deal. ``top``: experts for each token, or all if a rank holds fewer.
     ``hidden``: SwiGLU units of an expert. ``balance``: weight of the loss that spreads tokens evenly over experts.
     ``z``: weight of the loss that keeps the router's scores small. ``heads``: heads of keys and values of each
     layer; the last number also counts for all further layers. ``queries``: queries of each head. ``head_dim``:

@@ -44,7 +44,7 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """A batch normalisation of another class. Its running statistics hold the moments."""
+    """A normalisation of a class that is not in `BATCH_NORMS`. Its running statistics hold the moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -79,7 +79,7 @@ def convert_batch_norms(network: nn.Module) -> None:
 def built(
     network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
 ) -> nn.Module:
-    """Build a network and convert its batch normalisations. Its random numbers depend on ``seed`` alone."""
+    """Build a network and convert its batch normalisations. Random initial values depend on ``seed`` alone."""
     with seeded(seed), torch.device(device):
         module = network.build(lengths)
     convert_batch_norms(module)
@@ -95,7 +95,7 @@ def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tupl
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Set each layer's moments to those of its inputs in a forward pass in this context (the mean over calls).
+    """Set each layer's moments to those of its inputs in a forward pass in this context, averaged over calls.
 
     ``moments_of`` takes a layer's input ``[batch, units, ...]``, its name, and its `Calibrated.each`.
     """
@@ -117,7 +117,7 @@ def averaged(moments: Sequence[Moments]) -> Moments:
 
 
 def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
-    """Mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the examples' variances."""
+    """Return mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the variances of examples."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
     return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance

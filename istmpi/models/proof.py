@@ -1,8 +1,8 @@
-"""Tests readings of a width's axes, i.e. orders of its units there, on a small network with random weights.
+"""Tests readings of a width (orders of its units on the axes) on a small network with random weights.
 
 If a reading is right, permuting the width's units in all parameters at once does not change the outputs. A narrower
-network then also computes the same as the full one whose other units are zero. The exception is a network in which
-something spans the units: a normalisation, or a scale by their number.
+network then also computes the same as the full network with other units zero, unless something spans the units: a
+normalisation, or a scale by their number.
 """
 
 import itertools
@@ -41,7 +41,7 @@ Moving = Mapping[str, Mapping[Place, int]]
 
 
 class Trial:
-    """A small network, with random values, on which readings of a width are tried."""
+    """A small network with random values, for tests of a width's readings. Raises ConfigError if none works."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
         self._network, self._width = network, width
@@ -64,9 +64,9 @@ class Trial:
             )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """Build the network with few units of the width, the first number that works. ConfigError if none does.
+        """Build the network with few units of the width: the first number that works. Raises ConfigError if none does.
 
-        Widths that share an axis with this width, or with a width that shares one with it, keep their length.
+        Another width stays full if it shares an axis with this width, or with a third width that does.
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
@@ -124,7 +124,7 @@ class Trial:
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """Return a parameter whose permutation alone does not change the outputs, so it proves nothing; or "".
+        """Return a parameter that proves nothing: its permutation alone does not change the outputs; "" if none.
 
         ``sure``: no other random weights will be tried. A parameter that has no effect at all then does not count.
         """
@@ -179,10 +179,7 @@ class Trial:
 
 
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
-    """The widths whose units cannot be permuted in the full network, run or in training, each with the problem.
-
-    A constructor may make another network for many units, and a forward may compute differently in training.
-    """
+    """Return the problems of widths whose units cannot be permuted in the full network, in evaluation or training."""
     if not readings:
         return {}
     module = built(network).float()

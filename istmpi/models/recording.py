@@ -26,23 +26,22 @@ NORMALISATIONS = {
 ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
 """Operations that add something to their first tensor."""
 MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""The argument number of a product's first factor; its last axis is summed."""
+"""The argument number of a product's first factor, over whose last axis the product sums."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
 KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
 """Operations whose result still counts as weights if their operand is the weights of a softmax."""
 MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
-"""Operations that only move or copy values."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A product, or a normalisation, whose ``sizes`` are the number of values that it returns."""
+    """A product or a normalisation."""
 
     module: str
     kind: str
     parameter: str
     sizes: tuple[int, ...] = field(compare=False)
-    """Rows, inner length and columns of a product, for all examples together."""
+    """Rows, inner length and columns of a product, or a normalisation's number of values, for all examples together."""
     axis: int | None = field(default=None, compare=False)
     gradients: int = field(default=0, compare=False)
     of_input: bool = field(default=False, compare=False)
@@ -60,7 +59,7 @@ class Sum:
     inner: int = field(compare=False)
     """The number of values that each result adds up."""
     fan: int = field(compare=False)
-    """The number of inputs that each output sums, if it is not ``inner``; otherwise 0."""
+    """The number of inputs that sets the initial values, if it is not ``inner``; otherwise 0."""
     weighted_by: frozenset[int] = field(compare=False)
     """The softmaxes that made this sum's weights, by their numbers in `Recorder.sums`."""
 
@@ -78,7 +77,7 @@ class Recorder(Watching):
         self.joins: set[tuple[int, int]] = set()
         """Pairs of products, by their numbers, whose outputs are added. The second is computed from the first."""
         self.kept_apart: set[str] = set()
-        """Parameters that not only sums use. No factor can multiply the parameter itself."""
+        """Parameters that are also used outside sums, so that no factor can multiply them."""
         self.readers: dict[int, set[str]] = {}
         """The modules in which each storage is read, by the storage's number."""
         self.network, self._parameters = network, dict(network.named_parameters())
@@ -170,7 +169,7 @@ class Recorder(Watching):
                         self.joins.add((number, later))
 
     def _axis(self, view: torch.Tensor, dimension: int, name: str) -> int | None:
-        """The axis of the parameter ``name`` that is this dimension of its ``view``, or None."""
+        """Return the axis of the parameter ``name`` that is the axis ``dimension`` of its ``view``, or None."""
         parameter = self._parameters.get(name)
         if parameter is None or view.numel() != parameter.numel():
             return None
@@ -240,7 +239,7 @@ def _products(
 
 
 def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
-    """The operands of the sum that an operation takes, and its length; None if it takes no sum."""
+    """Return the operands and the length of the sum that an operation takes; None if it takes no sum."""
     x, axes = args[0] if args else None, args[1] if len(args) > 1 else None
     if name in MATRIX:
         operands = args[MATRIX[name] :][:2]

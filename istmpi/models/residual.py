@@ -1,7 +1,7 @@
-"""Finds blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961), by doubling and a proof.
+"""Finds blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961), by doubling and a test.
 
-A block is residual if its output equals its input when some of its layers, its *ends*, return zero. The network must
-then compute the same with silent ends as without the block.
+A block is residual if it returns its input when some of its layers, its *ends*, return zero. The network must compute
+the same with such silent ends as without the block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ EXAMPLES = 3
 class Absent(nn.Module):
     """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the block's.
 
-    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made`` replaces it.
+    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made``, if given, is the
+    result instead.
     """
 
     def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
@@ -52,7 +53,7 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """Return the residual blocks among the modules that an integer counts, or a problem. May overwrite ``full``."""
+    """Return the residual blocks that ``width`` counts, and the problem if there are none. May overwrite ``full``."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -122,7 +123,7 @@ def _shares_parameters(built: nn.Module, path: str) -> bool:
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a block's layers that make it the identity when they return zero, as few and late as possible; or ()."""
+    """Return few, late layers of a block that make it the identity if they return zero; () if there are none."""
     called: list[str] = []
     attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
     layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}

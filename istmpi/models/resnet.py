@@ -5,14 +5,14 @@ from torch.nn import functional
 
 
 class ResNet(nn.Module):
-    """A stem, sections of residual blocks, each except the first halving the image, and a linear classifier.
+    """A stem, sections of residual blocks and a linear classifier. Every section except the first halves the image.
 
     ``shape``: channels, height, width. ``blocks``: residual blocks of each section. ``channels``: channels of the
     residual stream in each section. ``inner``: channels inside each section's blocks, which are dealt out (LOFT,
     arXiv 2210.16169); a block's input and output stay whole. ``bottleneck``: use blocks of three convolutions (1x1,
-    3x3, 1x1) instead of two (3x3); the stream is then usually four times as wide as ``inner``. ``stem``: side of
+    3x3, 1x1) instead of two (3x3); the stream is then usually four times as wide as inner. ``stem``: side of
     the first convolution: 3 for small images; 7 for large images, with stride and pooling. ``exits``: sections,
-    numbered from 1, that end in another classifier; its outputs come before the last one's.
+    numbered from 1, with another classifier at the end; its outputs come before those of later classifiers.
     """
 
     DEALT = ("inner",)
@@ -53,7 +53,7 @@ class ResNet(nn.Module):
         self.exits = nn.ModuleDict({str(section): Exit(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of all exits, if there are any."""
+        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a tuple."""
         x, early = self.pool(self.stem(x)), []
         for number, section in enumerate(self.sections, 1):
             x = section(x)
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:
-    """Raise ValueError if examples are not images, or if ``exits`` are not increasing numbers of these sections."""
+    """Raise ValueError unless examples are images, and ``exits`` are increasing numbers from 1 to ``sections``."""
     if len(shape) != 3:
         raise ValueError(f"examples of shape {tuple(shape)} are not images [channels, height, width]")
     if any(not 1 <= section <= sections for section in exits) or [*exits] != sorted({*exits}):

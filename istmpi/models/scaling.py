@@ -31,7 +31,7 @@ CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") 
 SUMS = ("sum", "nansum", "logsumexp")
 NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
-"""Functions of a norm over an axis, each with the index of the norm's order among its arguments."""
+"""Functions that take a norm over an axis, with the argument number of the norm's order."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Call:
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """The power of the sum's factor by which a result is multiplied; logsumexp adds the factor's logarithm instead."""
+    """A result is multiplied by the sum's factor to this power; logsumexp adds the factor's logarithm instead."""
     detail: str = ""
     module: str = ""
     parameter: str = ""
@@ -109,7 +109,7 @@ def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
 
 
 class Provenance:
-    """Tracks the known tensors, i.e. those computed from parameters and buffers alone, and their parameters."""
+    """Tracks known tensors (computed from parameters and buffers alone) and the parameters that they come from."""
 
     def __init__(self) -> None:
         # The keys are storages. The tensors are kept, so that no other tensor takes their memory.

@@ -29,15 +29,15 @@ INSTALLED = ("site-packages", "dist-packages")
 @dataclass(frozen=True)
 class Source:
     hash: str = ""
-    """The first 16 digits of a SHA-256, the same wherever the files lie; empty if there is no file."""
+    """The first 16 digits of the files' SHA-256, which does not depend on the folder; empty if there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The versions of the libraries that the files import, or hashes of libraries' files."""
+    """The version of each library that the files import; if unknown, a hash of the library's file."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
-    """The class FILE.py:Class or package.module:Class, and its source; runs the code.
+    """Run the code of FILE.py:Class or package.module:Class. Return the class and its source.
 
-    Raises ConfigError if the class or its source cannot be read.
+    Raises ConfigError if the code fails, the class is no torch.nn.Module, or the source cannot be read.
     """
     kind, module = load_class(name)
     try:
@@ -102,7 +102,7 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
-    """Add a module's file, and the files that it imports from its folder, by their paths there; and other libraries."""
+    """Add a module's file, and its imports from the same folder, to ``files``, and other imports to ``libraries``."""
     if not (file := _file_of(module)):
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")

@@ -47,7 +47,7 @@ class Operator:
     examples: int = 1
     """1 if the product's size grows with the number of examples, otherwise 0."""
     lookups: float = 0
-    """The mean number of embeddings that a bag adds up, or of neighbours of a node."""
+    """The mean number of rows that an output adds up: embeddings of a bag, or neighbours of a node."""
     block: int = 0
     """The number of columns in memory at a time; 0 means all."""
 
@@ -106,7 +106,6 @@ class Use:
 
     module: str
     function: str
-    """PyTorch's name of the function that is called."""
     parameter: str
     """The parameters among the call's operands, joined by commas; empty if there are none."""
     detail: str
@@ -150,7 +149,7 @@ class Table:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The groups over whose units a sum cannot be scaled, by its place."""
+    """The groups over whose units a sum cannot be scaled, by the place of the sum."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]
@@ -167,17 +166,16 @@ class Table:
     exits: int = 1
     """The number of outputs that a forward pass returns (`istmpi.exits`)."""
     head: str = ""
-    """The leaf whose outputs are the network's, so that they need not be gathered; empty if there is none."""
+    """The leaf whose outputs the network returns unchanged; empty if there is none."""
     stages: tuple[str, ...] = ()
-    """The child modules, if they are called one after another; otherwise empty. In an evaluation the rows of their
-    weights stay with the owners."""
+    """The child modules, if the network calls one after another; otherwise empty."""
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups to deal out by default, if their sums can be scaled: the groups that the class prefers, if any.
+        """The groups to deal out by default, whose sums can be scaled: if any, the groups that the class prefers.
 
-        Otherwise: the groups on no residual stream or, without any, all groups. Of several groups on one axis,
-        such as heads and their width, only the outermost counts; groups of blocks count only if there are no others.
+        Otherwise the groups on no residual stream or, if there are none, all groups. Of several groups on one axis,
+        such as heads and their width, only the outermost counts. Groups of blocks count only without other groups.
         """
         groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
         if chosen := tuple(group for group in groups if group in self.preferred):
@@ -195,7 +193,7 @@ class Table:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """Read a table that `tree` wrote, also in an earlier version. Raises any exception if it is not a table."""
+        """Read a table that `tree` wrote, also in an earlier version. A wrong tree may raise any exception."""
 
         operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
         return convert({"uses": None, **tree, "operators": operators}, Table)
@@ -224,7 +222,7 @@ def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Numbe
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:
-    """The unit, such as ``blocks[3]``, that a module or parameter is part of, or None."""
+    """Return the unit, such as ``blocks[3]``, that a module or parameter is part of; None if there is none."""
     units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
     return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
 

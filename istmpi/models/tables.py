@@ -1,6 +1,6 @@
 """Tables written by hand, of networks that may be larger than memory. They need no torch and no inspection.
 
-Tests compare each with what `istmpi.models.inspection` finds for small networks, except sums over neighbours.
+Tests compare the tables of small networks with those of `istmpi.models.inspection`, except sums over neighbours.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,9 +22,8 @@ class Facts:
     in_a_row: int = 0
     """The approximate number of features of a sparse row."""
     odds: float = 0.5
-    """The initial probability in (0, 1) of a label under the binary loss, set by the last layer's bias. Otherwise most
-    of the run would be spent to learn that very many labels are rare (Lin et al. 2017, arXiv 1708.02002, section 3.3).
-    """
+    """The initial probability in (0, 1) of a label under the binary loss, set by the last layer's bias, because most
+    labels are rare (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
     degree: float = 0.0
     """The mean number of neighbours of a node in a batch."""
 
@@ -34,12 +33,12 @@ class Facts:
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """The table of a network with all its ``settings``; None if an inspection must find it."""
+    """Return a network's table; None if an inspection must find it. Raises ConfigError for a wrong setting."""
     return _TABLES[name](facts, settings) if name in _TABLES else None
 
 
 def has_table(name: str) -> bool:
-    """Return True if a network's table is written by hand, so that the network need not be tried."""
+    """Return True if a network's table is written by hand."""
     return name in _TABLES
 
 

@@ -1,7 +1,7 @@
-"""Finds the operators of a network, for any widths, by running it.
+"""Finds the operators of a network, at any widths, by running the network.
 
 The network is run with few units, then with each width doubled, and with twice the examples. A size that doubles has
-that width as a factor. If the full network has other sizes than follow from this, its sizes count at all widths.
+that width as a factor. Sizes of the full network that do not follow from such factors count at all widths.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Family:
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The record for each doubled width; None if its operations differ. In training, key "": twice the examples."""
+    """The record for each doubled width; None if operations differ. In training, key "" is for twice the examples."""
 
     @property
     def complete(self) -> bool:
@@ -43,7 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
-        """Return the family with few units; if it is incomplete, the one at ``lengths``, whose record is ``full``."""
+        """Return the family with few units; if it is not `complete`, the family of ``full``, at ``lengths``."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -76,7 +76,7 @@ def followed(
 
 
 def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
-    """The widths that are factors of a size, with repetition, and True if it is a product of widths."""
+    """Return the widths that are factors of a size, with repetition, and True if widths change it in no other way."""
     powers = [(name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()]
     names = [name for name, power in powers for _ in range(round(power))]
     return names, all(power == round(power) >= 0 for _, power in powers)

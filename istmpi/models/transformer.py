@@ -1,4 +1,4 @@
-"""A decoder for text (Vaswani et al. 2017, arXiv 1706.03762), normalised before each sum as in Llama or GPT-2."""
+"""A decoder for text (Vaswani et al. 2017, arXiv 1706.03762), with normalisations at layers' inputs as in GPT-2."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ EPSILON = 1e-5
 
 
 class Transformer(nn.Module):
-    """Embedded tokens, layers of attention and feed-forward units that add to the residual stream, logits of the next.
+    """An embedding of tokens, layers that add to a residual stream, and a layer that makes logits of the next token.
 
     ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
     the residual stream. ``heads``: heads of keys and values of each layer; the last number also counts for all
-    further layers, and layers with the same number share a deal. ``queries``: queries of each head. ``head_dim``:
-    length of a query. ``hidden``: feed-forward units of each layer; the last number also counts for all further
-    layers. ``norm``: normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt.
-    ``feed_forward``: feed-forward units: swiglu or gelu. ``tied``: compute the logits with the embedding's weight.
-    ``dropout``: fraction of each layer's addition to the stream that a step drops.
+    further layers, which share its deal. ``queries``: queries of each head. ``head_dim``: length of a query.
+    ``hidden``: feed-forward units of each layer; the last number also counts for all further layers. ``norm``:
+    normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt. ``feed_forward``:
+    feed-forward units: swiglu or gelu. ``tied``: compute the logits with the embedding's weight. ``dropout``:
+    fraction of each layer's addition to the stream that a step drops.
     """
 
     DEALT = ("heads", "hidden")
@@ -72,9 +72,9 @@ class Transformer(nn.Module):
             self.outputs.weight = self.embedding.weight
 
     def forward(self, tokens, cache: list | None = None):
-        """Logits ``[b, t, outputs]`` of the token after each of the tokens ``[b, t]`` int64.
+        """Return logits ``[b, t, outputs]`` of the token after each of ``tokens`` ``[b, t]`` int64.
 
-        ``cache``: a list, empty at first. Each call adds keys and values for the next call, whose tokens follow.
+        ``cache``: a list, empty at first, to which a call adds keys and values. The next call's tokens follow.
         """
         first = cache[0][0].shape[2] if cache else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)

@@ -29,7 +29,7 @@ TOKENS = 8
 
 
 class Watching(TorchDispatchMode):
-    """A mode that sees each operation of PyTorch, without PyTorch's compiler."""
+    """A mode that sees each operation of PyTorch, and does not import PyTorch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -53,7 +53,7 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Draw values for parameters that keep outputs from vanishing: float64, or float32 for a large network."""
+    """Draw parameters' values with which outputs do not vanish, in float64, or in float32 for a `large` network."""
     drawn, dtype = {}, torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
@@ -69,7 +69,7 @@ def set_values(network: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in this context: more threads wait for each other."""
+    """Let PyTorch use one thread in this context."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -99,9 +99,9 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 def running(
     network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run a network on examples; return examples and outputs.
+    """Run a network on examples; return the inputs and the outputs. Raises ConfigError if the network fails.
 
-    Windows are short, and numbers float64 (unless it is `large`), if the network allows it.
+    Numbers are float64, unless the network is `large` or fails with them. Windows are short if it accepts them.
     """
     if not large(module):
         module.to(torch.float64).eval()

@@ -41,17 +41,17 @@ class UserNetwork:
     """The shape of an example as ``forward`` gets it."""
     outputs: int
     tokens: bool = False
-    """True if examples are tokens below ``outputs``, the number of tokens that may follow."""
+    """True if examples are tokens, integers below ``outputs``."""
     sparse: bool = False
     """True if examples are sparse rows: feature numbers, the start of each row, values."""
     graph: bool = False
     """True if examples are nodes: features, offsets of the lists of neighbours, neighbours."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
-    """The inputs of a user's own batch, or None. The outputs for such a batch may be any tree."""
+    """The inputs of a batch of the user's own task, or None. Such a network's outputs may be any tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The values of the full network's frozen parameters, from the first build on. Networks built here take those of
-    the same shape."""
+    """The full network's values of frozen parameters; empty before the first build. `build` uses them for parameters of
+    equal shape."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values were replaced after the constructor."""
 
@@ -79,7 +79,7 @@ class UserNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class prefers to deal out. ConfigError if ``DEALT`` is malformed."""
+        """The widths that the class prefers to deal out. Raises ConfigError if ``DEALT`` is not names."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
@@ -105,7 +105,7 @@ class UserNetwork:
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """Build the network, with other lengths of some widths.
 
-        Raises ConfigError if that fails, makes no torch.nn.Module, or leaves a parameter without a shape.
+        Raises ConfigError if the constructor fails or makes no torch.nn.Module, or if a parameter has no shape.
         """
         from torch import nn
         from torch.nn.parameter import is_lazy
@@ -159,7 +159,7 @@ class UserNetwork:
 
     @property
     def frozen_digest(self) -> float:
-        """A number that depends on the frozen parameters, equal on all machines except for rounding; 0 without any."""
+        """A checksum of the frozen parameters, equal on all machines except for rounding; 0 if there are none."""
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
@@ -167,9 +167,9 @@ class UserNetwork:
         return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Return ``count`` examples as inputs of ``forward``: always the same random ones, or the user's rows.
+        """Return ``count`` examples as inputs of ``forward``: rows of ``example``, if any, or fixed random ones.
 
-        If the user's tensors have different lengths, all rows are returned.
+        If the tensors of ``example`` have different lengths, all rows are returned.
         """
         import torch
 
@@ -190,9 +190,9 @@ class UserNetwork:
         return (values,)
 
     def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """The outputs ``[b, exits * numbers]`` for a batch, all exits side by side. ConfigError if a pass fails.
+        """Return the outputs ``[b, exits * numbers]``. Raises ConfigError if the pass fails or the outputs do not fit.
 
-        If there is an ``example``, all floating-point outputs form a single row.
+        With an ``example``, all floating-point outputs form a single row.
         """
         import torch
 
@@ -248,7 +248,7 @@ class UserNetwork:
 
 
 def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Turn frozen parameters into buffers, and return their values. Every rank gets them from the constructor."""
+    """Turn frozen parameters into buffers, and return the values, which come from each rank's constructor."""
     from torch import nn
 
     frozen = {}

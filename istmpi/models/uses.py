@@ -1,4 +1,4 @@
-"""Finds the sums over units in a forward pass, whatever operation takes them.
+"""Finds the sums over units in a forward pass, in any operation.
 
 A network is run at a few lengths. An operation sums over a width's units exactly if the length of its sum grows with
 the width. If the weights of a sum come from a softmax along the same axis, the sum is a mean.
@@ -28,7 +28,7 @@ class Sums:
 
 
 def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
-    """Find the sums over units in ``full``, a recorded network. ``layers``: modules that sum in their calls."""
+    """Find the sums over units in ``full``, a recorded network. ``layers``: modules whose own calls take sums."""
     family = Family.of(network, lengths, full)
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     unscaled = {
@@ -82,8 +82,8 @@ def _groups(
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
     """Return the widths over whose units each sum adds, without means, once for each factor of its length.
 
-    Also returns the widths of which each sum takes a mean, and the numbers of sums over such widths whose length is
-    not a product of widths.
+    Also returns the widths of which each sum takes a mean, and the numbers of the sums that add over widths, but whose
+    length is not a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []

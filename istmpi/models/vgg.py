@@ -9,13 +9,13 @@ LAYERS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
 
 
 class VGG(nn.Module):
-    """Five sections of 3x3 convolutions, each halved by pooling as long as possible, then dense layers.
+    """Five sections of 3x3 convolutions, then dense layers. A section ends in 2x2 pooling, unless a side is one pixel.
 
-    The IST paper deals out only the dense layers (`DEALT`); ``method.partition = ["channels1", ...]`` also deals
-    out a section's channels. ``shape``: channels, height, width. ``layers``: layers with weights: 11, 13 or 16.
-    ``channels``: channels of the convolutions of each section. ``dense``: widths of the hidden dense layers.
-    ``dropout``: fraction of the dense units that a step drops. ``exits``: sections, numbered from 1, that end in
-    another linear classifier, of each channel's mean; its outputs come before the last one's.
+    The IST paper deals out only the dense layers (`DEALT`). ``method.partition`` can also name channels, such as
+    channels1. ``shape``: channels, height, width. ``layers``: layers with weights: 11, 13 or 16. ``channels``:
+    channels of the convolutions of each section. ``dense``: widths of the hidden dense layers. ``dropout``:
+    fraction of the dense units that a step drops. ``exits``: sections, numbered from 1, with a linear classifier
+    of each channel's mean at the end; its outputs come before those of later classifiers.
     """
 
     DEALT = ("dense",)
@@ -57,7 +57,7 @@ class VGG(nn.Module):
         self.exits = nn.ModuleDict({str(section): nn.Linear(channels[section - 1], outputs) for section in exits})
 
     def forward(self, x):
-        """Logits ``[b, outputs]`` of images ``[b, channels, height, width]``; of all exits, if there are any."""
+        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a tuple."""
         early = []
         for place, layer in enumerate(self.features, 1):
             x = layer(x)

@@ -1,7 +1,6 @@
-"""A network for sparse rows: few of very many features, and any number of very many labels.
+"""A network for sparse rows. A row has few of very many features, and any number of very many labels.
 
-It has the form of the paper's extreme classification (arXiv 1910.02120, Amazon-670k): a bag of features, hidden layers,
-all labels.
+The layers are those of arXiv 1910.02120 for Amazon-670k.
 """
 
 from torch import nn
@@ -13,7 +12,7 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
 
 
 class XC(nn.Module):
-    """Each feature has a vector; a row is the sum of its features' vectors, weighted by their values.
+    """A sum of the vectors of a row's features, weighted by their values, then hidden layers and a layer over labels.
 
     ``features``: columns of a row. ``outputs``: number of labels. ``hidden``: widths of the hidden layers; the
     first is the length of the vectors. ``norm``: normalisation of hidden layers before the ReLU: batch, layer or
@@ -49,9 +48,9 @@ class XC(nn.Module):
         self.output = LabelBlocks(hidden[-1], outputs, label_block)
 
     def forward(self, columns, offsets, values):
-        """Logits ``[b, outputs]`` of rows in the form of `torch.nn.EmbeddingBag`.
+        """Return logits ``[b, outputs]`` of rows in the form of `torch.nn.EmbeddingBag`.
 
-        Row i has the ``values`` of features ``columns`` from ``offsets[i]`` on.
+        Row i starts at ``offsets[i]`` in ``columns``, the numbers of features, and in their ``values``.
         """
         x = self.bag(columns, offsets, values) + self.bias
         for number, norm in enumerate(self.norms):
