@@ -259,7 +259,7 @@ class Evaluator:
     def fitted_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
 
-        The loss is over up to `FITTED_ON` calibration examples, or on each rank if data are local. A rank has at least
+        The loss is over up to `FITTED_ON` calibration examples (on each rank, if data are local). A rank has at least
         one example, or two with batch normalisations. Examples are repeated if they are too few.
         """
         rows = self._sample()

@@ -249,7 +249,7 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
-        """Raise ConfigError if the network cannot be built at these lengths. Written tables are not checked.
+        """Raise ConfigError if the network cannot be built at these lengths. A network with a written table passes.
 
         The error is also raised if batch normalisations differ from the table or, with ``tried``, if a pass fails.
         """

@@ -114,7 +114,7 @@ def running(
 def shortly(
     network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run short windows of the examples if ``run`` accepts them, otherwise all; return the inputs and the outputs."""
+    """Run short windows of the examples if ``run`` accepts them, else whole ones; return the inputs and the outputs."""
     if network.tokens:
         with suppress(ConfigError):
             return (short := (x[0][:, :TOKENS],)), run(*short)

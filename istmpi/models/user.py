@@ -79,7 +79,7 @@ class UserNetwork:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class prefers to deal out. Raises ConfigError if ``DEALT`` is not names."""
+        """The widths that the class prefers to deal out. Raises ConfigError unless ``DEALT`` has names."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
