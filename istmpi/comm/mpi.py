@@ -44,7 +44,7 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. With other mismatches each rank is alone."""
+    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. `world` detects other mismatches."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
