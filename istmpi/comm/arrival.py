@@ -1,7 +1,7 @@
 """Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
 A rank that runs `istmpi --version`, or another command that does not start MPI, leaves without a message. Waiting ranks
-must notice that themselves.
+must notice that.
 """
 
 import errno

@@ -55,7 +55,7 @@ class Communicator:
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
     ):
-        """``ranks``: the group's ranks in the job, by default all. ``name``: the group's name on all its ranks."""
+        """``ranks``: the group's ranks in the job, by default all. ``name``: unique, and the same on these ranks."""
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
         self.rank: int = mpi_communicator.Get_rank()
@@ -228,7 +228,7 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of ``ranks``, in their order; None on other ranks. Its traffic is added to this one's."""
+        """Open a communicator of ``ranks``, in their order; None on other ranks. Traffic counts in both groups."""
         if self.rank not in ranks:
             yield None
             return

@@ -9,7 +9,7 @@ first.
     ask     where are you?             from a rank that has waited for too long
     here    where I am, and what I know of others, in answer to ask
     tell    a line for people, to the lowest rank that answers
-    end     the job ends; the lowest rank that answers gets all stacks, writes them and ends it
+    end     the job ends; the lowest rank that answers gets all stacks, writes them and ends the job
     stack   what my threads do, in answer to end
 """
 

@@ -54,7 +54,7 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """Call MPI_Init_thread without Python's lock, which mpi4py would hold: other threads can name missing ranks."""
+    """Call MPI_Init_thread without Python's lock, unlike mpi4py, so that other threads can name missing ranks."""
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE

@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StopGossip:
-    """Spreads a reason to stop from any rank to all ranks, without waiting.
+    """Spreads a reason to stop from any rank to all ranks. No rank waits for a reason.
 
     A rank that learns the reason passes it on to the ranks 1, 2, 4, ... after it. Creation and `settle` are collective.
     """

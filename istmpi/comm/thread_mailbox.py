@@ -6,7 +6,7 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""The probes without a message after which a rank stops: MPICH moves a message by one step at each probe."""
+"""The probes without a message after which a rank stops probing. MPICH moves a message one step at a probe."""
 _BETWEEN_LOOKS = 1e-4
 
 

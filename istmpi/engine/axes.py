@@ -161,7 +161,7 @@ class Parameter:
     pattern: Pattern
     dtype: str = "float32"
     bound: float = 0.0
-    """The half-width of initial values, uniform in ``centre ± bound``."""
+    """Half the width of the interval ``centre ± bound`` of uniform initial values."""
     centre: float = 0.0
 
     @property

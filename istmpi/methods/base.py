@@ -69,7 +69,6 @@ class Method(ABC):
         self.subnet = Subnet(job, self.spec.sends_every_step)
         self.task = job.task
         self.examples = 0
-        """Examples that this rank has consumed."""
         self._of_outputs = class_loss(job.task, job.run.train, job.batches)
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._deals: dict[int, Partition] = {}
@@ -190,7 +189,7 @@ class Method(ABC):
         return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the value that a local step minimises, and the loss on the batch's targets; by default one value."""
+        """Return the value that a local step minimises, and the loss on the batch's targets; equal by default."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 

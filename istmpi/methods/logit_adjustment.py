@@ -1,7 +1,8 @@
 """Adjusts logits for a rank's class frequencies (arXiv 2007.07314), which differ by rank (arXiv 2209.00189).
 
-A rank without adjustment raises the logits of its own frequent classes. The loss therefore adds the log of each class's
-frequency on the rank to the logits. The rank then learns to distinguish classes, and not their frequencies.
+A rank without adjustment raises the logits of its own frequent classes. In the loss, each class's logit therefore gets
+train.logit_adjustment times the log of the class's frequency on the rank. The rank then learns to distinguish classes,
+not their frequencies.
 """
 
 from __future__ import annotations

@@ -69,11 +69,11 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Run, Holdings], int | Fraction] = trained
-    """The elements that all ranks together receive in an exchange, as papers count (`trained`: own ones, too)."""
+    """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as papers do."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
-    """True if the method deals out unit groups, if the network has any."""
+    """True if the method deals out the network's unit groups."""
     stays: bool = False
     """True if dealt parameters stay with their holders between rounds, unless an outer step follows a round."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks

@@ -19,7 +19,7 @@ class Message:
     destination: int
     tag: int
     number: int
-    """The message's number among those of its sender to its receiver."""
+    """The message's number among the messages from its sender to its receiver."""
     values: np.ndarray | bytes
     sent: Request
     lost: bool = False
