@@ -170,7 +170,7 @@ def stacks() -> str:
 
 
 def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
-    """Write stack traces into the run's folder; return a sentence that names the place, or why that failed."""
+    """Write stack traces into the run's folder; return a sentence with the place or the failure."""
     folder = run_folder / _FOLDER
     failed = ["it does not answer"]
 
