@@ -1,9 +1,9 @@
 """Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads may call MPI.
 
-Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is summed in the order of ranks c+1, c+2, ..., c,
-whatever the timing: all ranks, and two runs, agree bit for bit. Encoded chunks go straight to rank c, which sums them
-in the order c, c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and all
-ranks decode the same bytes.
+Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is always summed in the order of ranks c+1, c+2, ..., c,
+so all ranks, and two runs, get the same bits. Encoded chunks go straight to rank c, which sums them in the order c,
+c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and all ranks decode the
+same bytes.
 """
 
 import threading
@@ -25,11 +25,11 @@ _TAGS = 2**15
 
 
 class MeanOverRanks:
-    """Averages named tensors over all ranks. Every rank hands over the same names, in any order.
+    """Averages named tensors over all ranks. Every rank hands over tensors of the same names, in any order.
 
-    ``nbytes`` has the bytes of each tensor; the tensors travel in the reverse of its order. ``forms`` names the codec
-    (`istmpi.comm.codec`) of each tensor that travels encoded. The communicator must carry no other point-to-point
-    messages meanwhile.
+    ``nbytes`` has the bytes of each tensor; the tensors travel in the reverse order of ``nbytes``. ``forms`` names the
+    codec (`istmpi.comm.codec`) of each tensor that travels encoded. Until `finish` the communicator must carry no other
+    point-to-point messages.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor, or its first ``made`` elements so far. Leave these alone until `finish`."""
+        """Hand over a contiguous tensor or its first ``made`` elements, which must stay untouched until `finish`."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -78,7 +78,7 @@ class MeanOverRanks:
         self._reset()
 
     def _segments_in_order(self) -> Iterator["_Segment | None"]:
-        """Yield the segments in the order in which they travel; None while the next one is not complete."""
+        """Yield the segments in the order in which they travel; None while the next segment is incomplete."""
         count = 0
         for names in self._buckets:
             while self._elements_there(names) is None:
@@ -114,7 +114,7 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place, encoded. `finish` ends it."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place; its messages are encoded."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._flat, self._moving = flat, _Moving(communicator)
@@ -122,7 +122,7 @@ class EncodedMean:
         self._moving.begin()
 
     def finish(self) -> torch.Tensor:
-        """Wait for the mean, and return it. Its values pass through the codec twice, even on a single rank."""
+        """Wait for the mean, and return it. Values pass through the codec twice, even on a single rank."""
         self._moving.finish()
         return self._flat
 
@@ -214,7 +214,7 @@ class _Segment:
             yield self._pass_on(self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks])
 
     def _encoded_exchanges(self, codec: Codec, key: int) -> Iterator[list]:
-        """Yield the requests of each step: encoded chunks go straight to their ranks, the means round the ring."""
+        """Yield the requests of each step: encoded chunks go straight to their ranks, then means go round the ring."""
         rank, ranks, chunks = self._communicator.rank, self._communicator.size, self._chunks
         lengths = [*map(len, chunks)]
 

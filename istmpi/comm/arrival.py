@@ -1,7 +1,7 @@
 """Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
 
-`istmpi --version`, `--dry-run` and others do not start MPI, which a process can start only once. Such a rank leaves
-without a message, so waiting ranks must notice it.
+A rank that runs `istmpi --version`, or another command that does not start MPI, leaves without a message. Waiting ranks
+must notice that.
 """
 
 import errno
@@ -23,12 +23,12 @@ GONE_AFTER = 10.0
 """Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
 _LOOK_EVERY = 2.0
 watched = threading.Event()
-"""Set once a hang watch reports missing ranks; the thread of `expected` then ends."""
+"""An event, set when a hang watch begins; it ends the thread of `expected`."""
 
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """End this process, and with it the job, if other ranks do not come during the block. Exit code 2.
+    """End this process, and thus the job, with exit code 2 if other ranks do not come during the block.
 
     Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays stopped ends the job
     with exit code 76.
@@ -92,7 +92,7 @@ def _name(rank: int, process: int) -> None:
 
 
 def _claim_to_tell() -> socket.socket | None:
-    """Claim the right to print for all waiting ranks of this host, until this process ends; None if it is taken."""
+    """Claim the right to print for this host's waiting ranks, until this process ends; None if another has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0istmpi {starter()}")  # a name that is no file
@@ -103,7 +103,7 @@ def _claim_to_tell() -> socket.socket | None:
 
 
 class LauncherWatch:
-    """Ends this process once its launcher is gone; nothing else does."""
+    """Ends this process once its launcher is gone, which MPI does not do."""
 
     def __init__(self) -> None:
         self._launcher, self._missed = starter(), False

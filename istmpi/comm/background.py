@@ -1,4 +1,4 @@
-"""Communication that a thread does while the caller computes."""
+"""Communication in a thread while the caller computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from istmpi.comm import mpi
 class BackgroundRunner:
     """Runs pieces of work in order: in a thread if threads may call MPI, otherwise all of them in `finish`.
 
-    Nothing else may use the communicator of a piece meanwhile.
+    Until a piece is done, nothing else may use its communicator.
     """
 
     def __init__(self, name: str):
@@ -24,7 +24,7 @@ class BackgroundRunner:
         self.seconds = 0.0
 
     def put(self, work: Callable[[], None]) -> None:
-        """Add a piece. It begins once the one before it is done."""
+        """Add a piece of work, which begins once the previous piece is done."""
         self._pieces.put(work)
         if not self._thread and mpi.threads_may_call():
             self._thread = threading.Thread(target=self._do_pieces, name=self._name, daemon=True)

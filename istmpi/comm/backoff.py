@@ -9,11 +9,11 @@ from istmpi.comm.mpi import stand_in
 YIELDING = 1e-3
 """Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each poll."""
 LONGEST_SLEEP = 5e-4
-"""The longest sleep in seconds. A line of 1 Gbit/s carries 62 kB meanwhile, which socket buffers hold."""
+"""The longest sleep in seconds. Socket buffers hold the 62 kB that a line of 1 Gbit/s carries in that time."""
 _SPIN_POLLS = 20
 """Unsuccessful polls before a rank first yields its core."""
 in_waits: Callable[[], None] | None = None
-"""Waits of more than `YIELDING` seconds call this function before every sleep."""
+"""A function that is called before every sleep, i.e. in waits of more than `YIELDING` seconds."""
 
 
 class Backoff:
@@ -24,7 +24,7 @@ class Backoff:
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``: not after the first, then longer and longer."""
+        """Pause after a poll without ``progress``: not after the first such polls, then longer and longer."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

@@ -1,8 +1,8 @@
 """Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and positions.
 
-Both codecs here round at random, so that on average a value arrives unchanged. Rounding to nearest would lose small
-changes: in a few steps a weight often changes by less than half of the last bit. Encoding a decoded value again does
-not change it, unless its scale has grown.
+`Bfloat16` and `Int8` round at random, so that on average a value arrives unchanged. Rounding to nearest would lose
+small changes: in a few steps a weight often changes by less than half of the last bit. A decoded value can be encoded
+again without change, unless its scale has grown.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ RUN = 256
 _LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
-"""The exponent byte of a scale with a value that is not finite. All values with that scale arrive as NaN."""
+"""The exponent byte of a scale whose values are not all finite. All values of such a scale arrive as NaN."""
 _AT_ONCE = 2**17
-"""Values per part: the temporary arrays of a part stay in the processor's cache."""
+"""Values computed at a time, so that temporary arrays stay in the processor's cache."""
 _ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
 
 Places = np.ndarray | range
@@ -49,11 +49,11 @@ class Wire:
     kind: str
     key: int
     settles: bool = False
-    """True if the sender replaces its own values by the rounded ones that it sends."""
+    """True if the sender replaces its own values by the rounded values that it sends."""
 
 
 class Codec(Protocol):
-    """A form in which flat values travel as bytes. Every codec has these three methods.
+    """A form in which flat values travel as bytes. Every codec has three methods.
 
     The codecs in `CODECS` also encode blocks of tensors (`BlockForm`).
     """
@@ -69,7 +69,7 @@ class Codec(Protocol):
 
 
 class BlockForm(Codec, Protocol):
-    """A coding that the setting method.wire may name. To add one, write a class here and name it in `CODECS`."""
+    """A codec that the setting method.wire may name. A new codec is a class here, with a name in `CODECS`."""
 
     itemsize: int
     """Bytes of a value, without its scale."""
@@ -79,7 +79,7 @@ class BlockForm(Codec, Protocol):
     """True if optimizer slots and tensors of one axis travel in this form; otherwise they travel as bfloat16."""
 
     def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None) -> np.ndarray:
-        """Return values as bytes. ``places`` are their positions among all values that are rounded with ``key``."""
+        """Return values as bytes. ``places``: the values' positions among all values that ``key`` rounds."""
 
     def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
         """Return the float32 values that `round` made into bytes."""
@@ -120,7 +120,7 @@ class Bfloat16:
 class Int8:
     """Whole multiples of a scale, from -127 to 127, rounded up or down at random.
 
-    The bytes begin with the scale of each `RUN` of values (`exponents`).
+    The bytes of `encode` begin with the scales, one for each `RUN` of values (`exponents`).
     """
 
     itemsize, scaled, for_all = 1, True, False
@@ -188,7 +188,7 @@ def exponents(largest: np.ndarray) -> np.ndarray:
 
 
 def scales(coded: np.ndarray) -> np.ndarray:
-    """Return the powers of two for exponent bytes: float32, NaN for `_NO_NUMBER`."""
+    """Return the powers of two for exponent bytes, as float32: NaN for `_NO_NUMBER`."""
     powers = (coded.astype(np.uint32) << np.uint32(23)).view(np.float32)
     return np.where(coded == _NO_NUMBER, np.float32(np.nan), powers)
 
@@ -198,9 +198,9 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield pairs: a slice of ``places``, and 32 random bits for each place there. The next pair overwrites the bits.
+    """Yield (slice of ``places``, 32 random bits for each place in the slice); the next pair overwrites the bits.
 
-    The bits are a hash of key and place in two rounds, like the end of MurmurHash3: `istmpi.rng` would take longer than
+    The bits are a hash of key and place in two rounds, like the end of MurmurHash3. `istmpi.rng` would take longer than
     the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)

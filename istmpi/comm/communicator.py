@@ -1,8 +1,8 @@
 """A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the bytes.
 
-Values travel as bytes. `Traffic` counts those of arrays that this rank hands to MPI for other ranks, not of Python
-objects. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
-other ranks. `Whereabouts` knows for which ranks it waits.
+Values travel as bytes. `Traffic` counts the bytes of arrays, not of Python objects, that this rank hands to MPI for
+other ranks. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
+other ranks. `Whereabouts` has the ranks for which this rank waits.
 """
 
 import pickle
@@ -27,12 +27,12 @@ T = TypeVar("T")
 STAGING_BYTES = 2**27
 """The most bytes that a rank packs for one exchange.
 
-This bounds the memory beside the weights, and keeps counts and displacements far below 2**31, the limit of MPI
+The limit bounds the memory beside the weights. It keeps counts and displacements far below 2**31, the limit of MPI
 libraries before MPI-4.
 """
 
 LARGEST_CALL = 2**30
-"""The most bytes that one broadcast or all-gather moves: see `STAGING_BYTES`."""
+"""The most bytes that one broadcast or all-gather moves, also below 2**31."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except those for scratch memory, waits, one peer or requests."""
+    """A group of ranks. Methods are collective, except for scratch memory, waits, sends, receives and tests."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Communicator:
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
     ):
-        """``ranks``: the group's ranks in the job, by default all. ``name``: equal on these ranks, and unique."""
+        """``ranks``: the group's ranks in the job, by default all. ``name``: unique, and the same on these ranks."""
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
         self.rank: int = mpi_communicator.Get_rank()
@@ -79,7 +79,7 @@ class Communicator:
         self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Return all ranks' flat arrays joined in rank order. Rank r's array has ``counts[r]`` elements; any dtype."""
+        """Join all ranks' flat arrays of any one dtype in rank order. Rank r's array has ``counts[r]`` elements."""
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
@@ -111,7 +111,7 @@ class Communicator:
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send ``values``; leave them alone until the request is `all_done`. `Traffic` does not count them."""
+        """Begin to send ``values``, which must not change until `all_done`. `Traffic` does not count their bytes."""
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -159,7 +159,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to find the largest value of all ranks; return a function that waits for it."""
+        """Begin to find the largest value of all ranks; return a function that waits for the result."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -179,7 +179,7 @@ class Communicator:
     def agreed(self) -> Iterator[None]:
         """Run local work that every rank must complete. If ranks fail, all raise the error of the lowest failing rank.
 
-        The message names that rank if others succeeded. Ranks agree only on errors meant for the user, and on those of
+        The message names that rank if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of
         too large an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
         """
         error: IstmpiError | None = None
@@ -222,13 +222,13 @@ class Communicator:
     # ---- other groups of ranks
 
     def duplicate(self) -> "Communicator":
-        """Return a communicator of the same ranks. Its messages never mix with this one's."""
+        """Return a communicator of the same ranks, whose messages are separate."""
         self._duplicates += 1
         return self._with(self.mpi.Dup(), self.ranks, f"{self._name}.{self._duplicates}")
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of these ranks alone, in this order; None on other ranks. Its bytes count here, too."""
+        """Open a communicator of ``ranks``, in their order; None on other ranks. Traffic counts in both groups."""
         if self.rank not in ranks:
             yield None
             return
@@ -262,7 +262,7 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused byte buffer, perhaps longer: new memory would cost a page fault for every 4 KiB."""
+        """Return a reused buffer of at least ``nbytes`` bytes: new memory costs a page fault for every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

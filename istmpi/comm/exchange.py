@@ -1,7 +1,7 @@
 """An all-to-all exchange in pieces, of which a few are under way: the setting comm.exchange = "pieces".
 
-``MPI_Alltoallv`` posts whole messages. If two ranks send to a third, each gets half of the third's line, and leaves
-half of its own line idle. Here a rank sends a piece to each of the ranks after it in turn (docs/running.md).
+``MPI_Alltoallv`` posts whole messages. Two ranks that send to the same rank share that rank's line, and leave half of
+their own lines idle. Here a rank sends a piece to each of the ranks after it in turn (docs/running.md).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from istmpi.comm.communicator import Communicator
 
 Staged = tuple[np.ndarray, list[int], list[int]]
-"""A byte buffer, then the number of bytes of each rank's message in it, then the start of each message."""
+"""A byte buffer, the number of bytes of each rank's message in the buffer, and the start of each message."""
 
 PIECE_BYTES = 2**18
 """Bytes of a piece: much more than a message's overhead, much less than a slow line carries in a second."""
 PIECES_AT_ONCE = 4
 """The least number of pieces that a rank has under way, so that its line is never idle."""
 AHEAD_SECONDS = 0.15
-"""A fast line has as many pieces under way as arrive in these seconds. More would hinder each other."""
+"""A fast line has the pieces of this many seconds under way. More pieces would hinder each other."""
 TAG = 0
 
 
 def exchange_in_pieces(communicator: Communicator, send: Staged, receive: Staged) -> None:
-    """Send and receive all messages; a rank copies its message to itself. Collective."""
+    """Send and receive all messages, with a copy of a rank's message to itself. Collective."""
     rank, ranks = communicator.rank, communicator.size
     _message(receive, rank)[:] = _message(send, rank)
     behind = [(rank + step) % ranks for step in range(1, ranks)]

@@ -1,4 +1,4 @@
-"""The hang watch's rules and messages: which ranks are missing, why, and when the job ends. Keeps stack traces."""
+"""The hang watch's rules, messages and stack traces: which ranks are missing, why, and when the job ends."""
 
 import faulthandler
 import tempfile
@@ -11,11 +11,11 @@ from istmpi.comm.whereabouts import Wait, Whereabouts
 from istmpi.units import in_seconds
 
 TIMES_THE_SLOWEST = 3
-"""The deadline is this many times the slowest round, or the patience if that is longer."""
+"""The deadline as a multiple of the slowest round, unless the patience is longer."""
 TIMES_BEFORE_THE_FIRST = 10
-"""The deadline is this many times the patience until the first round ends."""
+"""The deadline as a multiple of the patience, until the first round ends."""
 HASTE = 10.0
-"""The longest deadline in seconds once a stop was requested: often a job then has only half a minute."""
+"""The longest deadline in seconds after a request to stop: a job then often has only half a minute."""
 
 _STATES = {
     "T": "its process is stopped (kill -CONT {process} resumes it)",
@@ -74,7 +74,7 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent``: the rank does not answer; ``still``: no progress; ``slow``; ``waits``: it waits for other ranks."""
+    """``silent``: no answer; ``still``: no progress; ``slow``: progress; ``waits``: a wait for other ranks."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None
@@ -112,9 +112,9 @@ def missing(
 ) -> list[Missing]:
     """Return the ranks that have not reached the call of ``wait``, and those that do not answer.
 
-    Ranks that wait for others are left out, unless all missing ranks do. ``silent_for``: seconds since a rank was first
-    asked without an answer. ``seen``: each rank's last sighting and its age in seconds. ``states``: the state letters
-    of processes. ``limit``: a rank with progress in these last seconds counts as slow, otherwise as still.
+    Ranks that wait for others are left out, unless all missing ranks wait. ``silent_for``: seconds since a rank was
+    first asked without an answer. ``seen``: each rank's last sighting and its age in seconds. ``states``: processes'
+    state letters. A rank with progress in the last ``limit`` seconds counts as slow, otherwise as still.
     """
     absent = []
     for member in members:
@@ -133,9 +133,9 @@ def missing(
 
 
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """Return the missing ranks that end the job: those silent for one deadline (``limit``), or still for two.
+    """Return the missing ranks that end the job: silent for one deadline (``limit``), or still for two deadlines.
 
-    After a request to stop (``hurry``), a silent rank ends the job at once, and a still one after a deadline.
+    After a request to stop (``hurry``), a silent rank ends the job at once, a still rank after one deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
@@ -170,7 +170,7 @@ def stacks() -> str:
 
 
 def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
-    """Write the stack traces into the run's folder, unless the disk hangs. Return a sentence that says where."""
+    """Write stack traces into the run's folder; return a sentence with the place or the failure."""
     folder = run_folder / _FOLDER
     failed = ["it does not answer"]
 

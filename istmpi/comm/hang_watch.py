@@ -1,15 +1,15 @@
-"""Watches ranks that wait for others: names a rank that does not come, and ends the job if it is stuck.
+"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is stuck.
 
-A thread on every rank has a communicator of its own. Once a second it sends this rank's whereabouts to another rank,
-and checks whether this rank has waited for too long. If so, it calls the roll: it asks all ranks where they are, and
-judges their answers by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll itself for
-a while, and low ranks call first.
+A thread on every rank has a communicator of its own. Once a second it sends this rank's whereabouts to another rank. If
+this rank has waited for too long, the thread calls the roll: it asks all ranks where they are, and judges their answers
+by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll for a while. Low ranks call
+first.
 
     beat    where I am                 to the rank P/2 after this one
     ask     where are you?             from a rank that has waited for too long
     here    where I am, and what I know of others, in answer to ask
     tell    a line for people, to the lowest rank that answers
-    end     the job ends; the lowest rank that answers gets all stacks, writes them and ends it
+    end     the job ends; the lowest rank that answers gets all stacks, writes them and ends the job
     stack   what my threads do, in answer to end
 """
 
@@ -38,12 +38,12 @@ _TICK = 0.25
 _SHORT_TICK = 0.05
 _BEAT = 1.0
 _ANSWERS = 3.0
-"""The seconds that ranks have to answer, and later to send their stack traces."""
+"""The most seconds that ranks have to answer, and later to send their stack traces."""
 _APART = 0.25
-"""Rank r delays its roll call by r times these seconds, at most by `_LAST`."""
+"""Rank r delays its roll call by r times this many seconds, at most by `_LAST`."""
 _LAST = 10.0
 _BY_FORCE = 10.0
-"""Seconds after which a rank that was told of the end exits by itself."""
+"""Seconds after which a rank that received ``end`` exits by itself."""
 
 WHILE_LOADING = "Training had not begun: run the same command again."
 
@@ -65,7 +65,7 @@ class _Roll:
 
 
 class HangWatch:
-    """Watches this rank's waits and its launcher, until it is closed. Creating it is collective.
+    """Watches this rank's waits and launcher, until the watch is closed. Creation is collective.
 
     ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints messages for people, on
     any rank. ``folder`` gets stack traces. ``cure``: the advice after a stuck job. If threads may not call MPI, only
@@ -109,7 +109,7 @@ class HangWatch:
         watched.set()
 
     def of_run(self, folder: Path, wished: Callable[[], str]) -> None:
-        """Set the run's folder, and a function that returns the reason of a requested stop, or an empty text."""
+        """Set the run's folder, and a function that returns the reason of a requested stop or else an empty text."""
         self._folder, self._wished = folder, wished
 
     def __enter__(self) -> "HangWatch":

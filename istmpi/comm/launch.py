@@ -23,7 +23,7 @@ _agreed = False
 
 
 def announce(words: Sequence[str]) -> None:
-    """Note the arguments of the console script. `world` refuses ranks with different ones."""
+    """Note the console script's arguments. `world` refuses ranks with different arguments."""
     global _command
     _command = list(words)
 
@@ -87,8 +87,8 @@ def _by_rank(values: Iterable[str]) -> str:
 def handshake(seconds: float) -> list[tuple[int, int]]:
     """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
 
-    One such pair would hang collective calls, so these are not used. With such a pair, the other ranks do not return:
-    they abort the job unless rank 0 ends it first.
+    A handshake makes no collective calls, which one such pair would hang. With such a pair, the other ranks do not
+    return: they abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
@@ -133,7 +133,7 @@ def current_rank() -> int:
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Return the error to report. Before MPI is up, ranks agree on the error of the lowest failing rank.
+    """Return the error to report: ``error``, or before MPI is up the error of the lowest failing rank (collective).
 
     ``everywhere`` is True in the result if all ranks have the error.
     """

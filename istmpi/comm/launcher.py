@@ -1,4 +1,4 @@
-"""Facts on the launcher that started this process, from environment variables and /proc; MPI need not be up."""
+"""Facts about the launcher of this process, from environment variables and /proc; MPI need not be up."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""The variables of the rank, the number of ranks, and that on this host. Not SLURM_NTASKS: batch scripts have it."""
+"""Variables: rank, number of ranks, number of ranks on this host. Not SLURM_NTASKS: batch scripts have it, too."""
 
 
 def launched() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The end of a job: orderly if all ranks know of it, by force if one fails while others may wait for it."""
+"""The end of a job: orderly if all ranks know of it, by force if a rank fails for which others may wait."""
 
 import atexit
 import builtins
@@ -15,11 +15,11 @@ from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
-"""Seconds in which a launcher prints a last line. MPICH's drops unread output when a job aborts."""
+"""Seconds in which a launcher prints a last line. MPICH's launcher drops unread output when a job aborts."""
 GRACE = 3.0
-"""Seconds that a rank waits at the end of its script for the others, before it ends them or asks them to answer."""
+"""Seconds that a rank at its script's end waits for the others, before it ends them or asks them to answer."""
 _LEFT, _WAITS = 1, 2
-"""Tags: a rank at its script's end sends the calls that it reached; one that waits for it in another call answers."""
+"""Tags: a rank at its script's end sends the calls that it reached; ranks that wait for it in other calls answer."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
@@ -49,8 +49,8 @@ def end_stuck_job(error: StuckError) -> None:
 def end_with_this_script(communicator: Communicator) -> None:
     """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
 
-    If all end within `GRACE` seconds, each keeps its exit code. An IstmpiError gives the command line's code, and
-    its line is printed once. A rank that ends in another way ends the others if they wait for it.
+    If all ranks end within `GRACE` seconds, each rank keeps its exit code. An IstmpiError gives the code of the command
+    line, and its line is printed once. A rank that ends without an error ends ranks that wait for it, with code 1.
     """
     _worlds.append(communicator.whereabouts)
     if len(_worlds) > 1:

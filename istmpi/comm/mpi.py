@@ -44,7 +44,7 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. With other mismatches each rank is alone."""
+    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. `world` detects other mismatches."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -54,7 +54,7 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """Call MPI_Init_thread without Python's lock, which mpi4py would hold: other threads can name missing ranks."""
+    """Call MPI_Init_thread without Python's lock, unlike mpi4py, so that other threads can name missing ranks."""
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE

@@ -1,7 +1,7 @@
 """The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure functions.
 
-Tensors are grouped into buckets, a bucket is cut into segments, a segment into one chunk for each rank. Every chunk
-goes round the ring once to be summed and once to be spread, so each rank sends 2(P-1)/P of the bytes to its neighbour.
+Tensors are grouped into buckets. A bucket is cut into segments, and a segment into one chunk for each rank. Every chunk
+goes round the ring once to be summed and once to be spread, so each rank sends 2(P-1)/P of the bytes to the next rank.
 Encoded chunks (`istmpi.comm.codec`) go straight to the rank that sums them: on the ring they would be rounded P-1
 times.
 """
@@ -17,7 +17,7 @@ BUCKET_BYTES = 2**20
 CHUNK_BYTES = 2**20
 """The most bytes of a message."""
 SEGMENTS_AT_ONCE = 4
-"""Segments under way at once. While one waits for its neighbour, the others keep the line busy."""
+"""Segments under way at once. While one segment waits for the next rank, the others keep the line busy."""
 
 
 Forms = Mapping[str, str]
@@ -25,7 +25,7 @@ ALL_EXACT: Forms = MappingProxyType({})
 
 
 def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[str]]:
-    """Return the buckets of names in travel order, the last tensor first: a backward pass makes its gradient first.
+    """Return the buckets of names in travel order, the last tensor first, whose gradient a backward pass makes first.
 
     The tensors of a bucket have one form. A bucket is full when the next tensor of its form does not fit.
     """
@@ -48,7 +48,7 @@ def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
 
 
 def chunks(elements: int, ranks: int) -> list[slice]:
-    """Cut a segment into one chunk for each rank. Their lengths differ by at most one element."""
+    """Cut a segment into one chunk for each rank; lengths differ by at most one element."""
     return [slice(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
 
 

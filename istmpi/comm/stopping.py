@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StopGossip:
-    """Spreads a reason to stop from any rank to all ranks. No rank waits for it.
+    """Spreads a reason to stop from any rank to all ranks. No rank waits for a reason.
 
     A rank that learns the reason passes it on to the ranks 1, 2, 4, ... after it. Creation and `settle` are collective.
     """
@@ -60,7 +60,7 @@ class StopGossip:
 class StopSign:
     """A request that this run stop early, and its reason. Creation is collective.
 
-    A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks both.
+    A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks file and deadline.
     """
 
     def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
@@ -85,7 +85,7 @@ class StopSign:
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
-        """Return the reason on this rank for which its next `asked` would stop it, or an empty text.
+        """Return this rank's reason to stop, or an empty text; reasons in other ranks' messages do not count.
 
         Any thread may call it; it sends and receives no message.
         """
@@ -118,7 +118,7 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if it cannot be known."""
+    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if the time is unknown."""
     given = os.environ.get("SLURM_JOB_END_TIME")
     if given is not None:
         with suppress(ValueError):

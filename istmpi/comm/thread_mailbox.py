@@ -1,4 +1,4 @@
-"""Messages between threads of different ranks. Sending and receiving never wait."""
+"""Messages between threads of different ranks. Sends and receives never wait."""
 
 import time
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""A rank stops probing after this many probes without a message: MPICH moves a message by one step at each probe."""
+"""The probes without a message after which a rank stops probing. MPICH moves a message one step at a probe."""
 _BETWEEN_LOOKS = 1e-4
 
 
@@ -24,7 +24,7 @@ class ThreadMailbox:
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:
-        """Begin to send a message, unless the previous message of this method is not received yet."""
+        """Begin to send a message, unless the previous message of this method is still under way."""
         if self._last is None or self._last.test()[0]:
             self._last = self._mpi.issend(message, rank)
 

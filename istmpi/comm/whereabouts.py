@@ -15,7 +15,7 @@ BETWEEN_ROUNDS = "between rounds"
 _ASLEEP = 5.0
 """The longest time between two looks of the watch. A longer gap means that the process or machine was stopped."""
 _MANY_BYTES = 2**20
-"""A rank that has read or written this many bytes since the last count makes progress: it is not still."""
+"""The bytes that a rank must read or write to make progress, without which it counts as still."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
-        """Note progress if this process has read or written many bytes, as Linux counts them."""
+        """Note progress if this process has read or written many bytes, by Linux's count."""
         with suppress(OSError, ValueError, IndexError):
             now = bytes_of_others()
             if now - self._bytes > _MANY_BYTES:

@@ -1,7 +1,7 @@
 """Names for the axes of parameters, and the positions along them that a rank may hold.
 
 A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows belong to the units of hidden2, and
-whose columns belong to those of hidden1. Axes with the same name are dealt out together.
+whose columns belong to the units of hidden1. Axes with the same name are dealt out together.
 
 An axis may be a product of factors, outermost first, as in einops:
 
@@ -90,7 +90,7 @@ class Axis:
         return combined
 
     def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return an array for each factor named in ``of_units``: the value of its unit at each position of the axis."""
+        """Return an array for each factor in ``of_units``: the value of the factor's unit at each position."""
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -104,7 +104,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The named axes of one tensor; ``Pattern.parse("hidden2 hidden1")``."""
+    """The named axes of a tensor, e.g. ``Pattern.parse("hidden2 hidden1")``."""
 
     axes: tuple[Axis, ...]
 
@@ -161,7 +161,7 @@ class Parameter:
     pattern: Pattern
     dtype: str = "float32"
     bound: float = 0.0
-    """Initial values are uniform in ``centre ± bound``."""
+    """Half the width of the interval ``centre ± bound`` of uniform initial values."""
     centre: float = 0.0
 
     @property
@@ -192,7 +192,7 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the odds that the subnet has unit k."""
+    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
     for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
         if factor.unit is not None and factor.name in dealt:
@@ -201,9 +201,9 @@ def with_odds(
 
 
 def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return the places in ``mine`` of the positions that both arguments have, and their number.
+    """Return the places in ``mine`` of the positions that both arguments have, and the number of places.
 
-    Both arguments are sorted, and the places ascend, so sender and receiver list these positions in the same order.
+    The arguments are sorted, and the places ascend, so sender and receiver list the positions in the same order.
     """
     if isinstance(mine, range) and isinstance(theirs, range):
         start = max(mine.start, theirs.start)

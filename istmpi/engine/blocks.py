@@ -29,14 +29,14 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """The rank that holds each position in a further deal, -1 for no rank, for each axis; None for an axis that is not
-    dealt. Elements that a rank holds in that deal are not sent. Empty if all elements are sent."""
+    """An array per axis with the rank that holds each position in another deal (-1: no rank); None for an axis that is
+    not dealt. Elements that a rank holds in that deal are not sent. Empty if all elements are sent."""
     form: str = EXACT
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
     """The number of scales that are sent with the values."""
     cut: tuple[int, int, int] | None = None
-    """A slab's axis, first position, and the whole block's length along the axis; None for a whole block."""
+    """A slab (part) of a block: the axis of the cut, first position, length of the block. None: a whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def sent_nbytes(self) -> int:
-        """The bytes that are sent. The scales of a block that is cut are sent with its first slab."""
+        """The bytes that are sent. The first slab of a cut block carries the block's scales."""
         values = prod(self.shape)
         return values * value_bytes(self.form, self.itemsize) + self.scales * self.is_first
 
@@ -65,7 +65,7 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """The number of elements of the whole block, including those that are left out."""
+        """The number of elements of the whole block, including elements that are not sent."""
         if self.cut is None:
             return prod(self.extent)
         axis, _, length = self.cut
@@ -133,12 +133,12 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into exchanges, ``[exchange][peer]``, each of at most ``capacity`` bytes, or of one larger slab."""
+    """Cut messages into exchanges, ``[exchange][peer]``; a message has at most ``capacity`` bytes, or one slab."""
     return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
-    """Cut a message by shapes alone, so that sender and receiver cut it alike."""
+    """Cut a message by shapes alone, so that sender and receiver make the same cuts."""
     part: list[Block] = []
     room = capacity
     for block in message:
@@ -181,7 +181,7 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
 
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
-    """``out[...] = values[np.ix_(*index)]``, axis by axis, which is three times as fast."""
+    """Fill ``out`` with ``values[np.ix_(*index)]``, three times as fast: axis by axis."""
     values = values[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
     fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
     if not fancy:
@@ -200,7 +200,7 @@ def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
 
 
 def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
-    """``target[np.ix_(*index)] = values``, row by row where rows are long, which is twice as fast."""
+    """Set ``target[np.ix_(*index)]`` to ``values``, twice as fast: long rows one by one."""
     target = target[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
     fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
     if not fancy:
@@ -217,5 +217,5 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """Return the tensor's memory as integers of the same element size, which copy any dtype unchanged."""
+    """Return the tensor's memory as integers of its element size, so that NumPy copies any dtype."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

@@ -1,10 +1,9 @@
 """Exchanges dealt parameters for the next round while a round still takes local steps (method.delay).
 
-Deals are known in advance. If no rank trains an element in this round, but a rank trains it next, its owner sends it at
-this round's beginning. If a rank trains an element now, but not next, the element leaves before the last local steps:
-to the rank that trains it next, or else to its owner. Other elements stay.
-
-After such a round no message is on its way, and every rank has all dealt values that it trains next.
+Deals are known in advance. An owner sends an element at the beginning of a round in which no rank trains the element,
+if a rank trains it next. An element that its rank does not train next leaves before the last local steps: to the rank
+that trains it next, or else to its owner. Other elements stay. After the round no message is on its way, and every rank
+has all dealt values that it trains next.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal: those in ``buffers``, or new ones, added there."""
+    """Return host tensors for a rank's part in a deal, from ``buffers``; add new tensors where none fits."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -52,7 +51,7 @@ def receive_buffers(
 class EarlyExchange:
     """The exchange for the next round, done by a background thread. All ranks call the same methods in the same order.
 
-    Nothing else may use ``communicator``; `finish` adds the traffic to its argument.
+    Nothing else may use ``communicator``, whose traffic `finish` adds to its argument.
     """
 
     def __init__(

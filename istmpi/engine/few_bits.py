@@ -1,4 +1,4 @@
-"""Codecs of few bits: floats of 4 bits (E3M0), and the values of largest magnitude of every 4,096, with their places.
+"""Codecs of few bits: floats of 4 bits (E3M0), or only the largest of every 4,096 values, with their places.
 
 `Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
@@ -10,13 +10,14 @@ value is rounded to the nearest code. Decoded values can be coded again without 
 values of its block become NaN.
 
 `TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A shorter last chunk sends proportionally fewer
-values. A message has two parts, each for all chunks in a row:
+values. A message has three parts, for chunk after chunk:
 
     12 bits for each sent value: its place in its chunk, ascending
-    2 bits for each sent value, and then two bfloat16 for each chunk
+    2 bits for each sent value: its group (low bit) and its sign (high bit)
+    two bfloat16 for each chunk: the mean magnitude of each group
 
-The two bfloat16 are the mean magnitudes of two groups of a chunk's sent values: those up to their mean magnitude, and
-those above. The low one of the 2 bits gives the group, the high one the sign. Bytes are filled from their lowest bits.
+A chunk's sent values are in two groups: with magnitudes up to their mean (0), and with larger magnitudes (1). Bytes are
+filled from their lowest bits.
 """
 
 from collections.abc import Sequence

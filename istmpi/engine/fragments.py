@@ -1,4 +1,4 @@
-"""Fragments: the parts of a network that are sent one by one during a round, and the steps when they leave. Pure.
+"""Fragments: the parts of a network that are sent one by one in a round, and the local steps when they leave. Pure.
 
 A layer is a parameter of two or more axes, and the parameters of fewer axes that follow it. Fragment p of F has the
 layers p, p+F, p+2F, ...: in a deep network, each fragment has layers near the input and layers near the output.
@@ -41,9 +41,9 @@ def departures(
 ) -> Sequence[Departure]:
     """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
 
-    Departures are spread evenly; the last one is ``delay`` (at most ``steps - 1``) steps before the end. A fragment
-    that would arrive when the next one leaves, or later, leaves with the next one. ``fragments``: by default
-    `FRAGMENTS`; at most as many as layers.
+    Departures are spread evenly; the last is ``delay`` (at most ``steps - 1``) steps before the end. A fragment leaves
+    with the next fragment if it would arrive when that leaves, or later. There are ``fragments`` fragments, by default
+    `FRAGMENTS`, and at most as many as layers.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

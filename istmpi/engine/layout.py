@@ -1,10 +1,10 @@
 """Layouts: the positions of a parameter that each rank has.
 
-Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. So the
-elements that two ranks have in common are an outer product, too, and every message is ``tensor[np.ix_(...)]``.
+Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. The elements
+that two ranks have in common are an outer product, too. Every message therefore is ``tensor[np.ix_(...)]``.
 
-Between rounds, the layout of the weights is `Owners`. In a round it is `istmpi.engine.partition.Partition` or, if
-nothing is dealt out, `Replicated`.
+`Owners` is the layout of the ranks' stores. The layout of a round is `istmpi.engine.partition.Partition`, or in
+federated averaging `Replicated`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A layout in which the ranks ``members`` (None: all ranks) have everything, and the others have nothing."""
+    """A layout in which the ranks ``members`` (None: all ranks) have everything, and other ranks nothing."""
 
     lengths: Mapping[str, int]
     ranks: int

@@ -25,9 +25,9 @@ class Outer:
         self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
-        """Replace the weights among ``tensors``, the result of a round, by the next round's start, in place.
+        """Replace a round's resulting weights in ``tensors`` by the next round's start, in place; update velocities.
 
-        ``trained``: a mask for each weight, true for elements that a rank trained; None if all were. Other elements go
+        ``trained``: a mask for each weight, true for elements that a rank trained; None for all elements. Others go
         back to ``start``, and keep their velocity.
         """
         for name, before in self.start.items():

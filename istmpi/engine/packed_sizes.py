@@ -15,7 +15,7 @@ def float4_bytes(count: int) -> int:
 
 
 def top_k_entries(top: int, sizes: Sequence[int]) -> int:
-    """Count the values sent of tensors with ``sizes`` elements: ``top`` of a chunk, fewer of a shorter last chunk."""
+    """Count the sent values of tensors with ``sizes`` elements: ``top`` of a chunk, fewer of a shorter last chunk."""
     return sum(top * (size // CHUNK) + -(-top * (size % CHUNK) // CHUNK) for size in sizes)
 
 

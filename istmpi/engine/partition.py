@@ -44,7 +44,7 @@ def drawn_count(ranks: int, fraction: float) -> int:
 
 
 def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares: Sequence[float] | None = None) -> None:
-    """Raise ConfigError if a deal is impossible. The arguments are those of `Partition.draw`."""
+    """Raise ConfigError if `Partition.draw` cannot make a deal of these arguments."""
     for name in groups:
         if name not in lengths:
             raise ConfigError(
@@ -68,7 +68,7 @@ def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares:
 class Partition:
     """The deal of a round, which is the layout in which every rank holds its subnet.
 
-    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. Without groups every rank holds
+    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. If no group is dealt, every rank holds
     everything, as in local SGD.
     """
 

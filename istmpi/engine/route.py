@@ -22,7 +22,7 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True)
 class Leg:
-    """Parameters that move together from layout ``source`` to ``target``. Without these, all ranks take their mean."""
+    """Parameters that move from layout ``source`` to ``target``, or without layouts become the mean of all ranks."""
 
     name: str
     parameters: Parameters
@@ -45,11 +45,11 @@ class Route:
     stays: bool = False
     """True if dealt parameters stay with their holders until the next deal; otherwise owners get them each round."""
     common: frozenset[str] = frozenset()
-    """Names of the parameters that all ranks keep, and of which they take the mean."""
+    """Names of the parameters that all ranks keep, and that become the ranks' mean."""
     every: int = 1
     """The number of rounds between means of common parameters."""
     early: int = 0
-    """Weights leave this many local steps before a round's end. Above 0, the next pull begins with the round."""
+    """The local steps between weights' departure and a round's end. Above 0, a round begins with the next pull."""
     last: Collection[int] = ()
     """Numbers of completed rounds after which nothing leaves early."""
     wire: str = "float32"
@@ -69,9 +69,9 @@ class Route:
     ) -> Iterator[Leg]:
         """Yield the legs that bring ranks the parameters of a round: from their last holders and from their owners.
 
-        ``before``: the deal in which ranks hold dealt parameters; None if all are with their owners. ``present``: names
-        of parameters that ranks have already, which are not pulled. Common parameters are sent unchanged. So is every
-        parameter in round 0, if the route has ``common`` parameters or ``stays``.
+        ``before``: the deal in which ranks hold dealt parameters; None if all are with their owners. Parameters in
+        ``present`` are not pulled: ranks have them already. Owners send common parameters unchanged, and in round 0
+        all parameters, if the route has ``common`` parameters or ``stays``.
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
@@ -117,7 +117,7 @@ class Route:
     def recovered(self, round: int) -> Partition | None:
         """Return the deal whose parts ranks pull from the owners before a job's first round; None if they pull nothing.
 
-        A hop may round the values that it sends, so a resumed run must hop the same values.
+        A resumed run can thus repeat a hop that rounds values.
         """
         if self.stays and (self.early or (round and self.wire != "float32")):
             return self.deal(round if self.early else round - 1)

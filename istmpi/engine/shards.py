@@ -1,7 +1,7 @@
 """The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
 
 Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may have newer values of
-dealt parameters, and every rank newer values of common ones; `Shards.flush` brings them to the owners.
+dealt parameters, and every rank newer values of common parameters; `Shards.flush` brings newer values to the owners.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from istmpi.engine.wire import forms_of
 
 
 class Shards:
-    """The parameters as one rank sees them. Every round calls `fetch`, `give` and `outer_step`.
+    """The parameters as one rank sees them. A round of IST calls `fetch`, `give` and `outer_step`.
 
     All ranks call the same methods in the same order. ``restored``: this rank's own values from a checkpoint
     (`of_this_rank`), by name; a resumed run begins with them.
@@ -110,7 +110,7 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Pass on the values trained in a round: take the mean if due; push to owners, or end an early exchange."""
+        """Pass on the values trained in a round: take the mean if due, and push to owners or end an early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
@@ -199,7 +199,7 @@ class Shards:
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
 
-        These are common parameters since the last mean and, with `SparseMean`, optimizer state and unsent changes.
+        Between two means, these are common parameters. `SparseMean` adds optimizer state, unsent changes and starts.
         """
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
@@ -208,7 +208,7 @@ class Shards:
         return tensors
 
     def keep(self, tensors: Tensors) -> None:
-        """Copy this rank's owned rows from whole tensors, which every rank has, into the store."""
+        """Copy the rows that this rank owns from whole tensors into the store."""
         with self._clock(PUSH):
             self.store.keep(on_host(tensors))
 

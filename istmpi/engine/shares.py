@@ -1,8 +1,8 @@
 """Shares: the relative sizes of the ranks' subnets in each round; they may follow measured times.
 
-As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps,
-and all shares are scaled to a sum of about 1. The cost of a subnet grows with its share, at most with its square. So
-the ranks' times approach each other from one side, without oscillation.
+As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps.
+All shares are scaled to a sum of about 1. The ranks' times approach each other from one side, without oscillation,
+because the cost of a subnet grows at most with the square of its share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""Shares stay unchanged for at least this many rounds. Each rank's median time in as many last rounds counts."""
+"""The least number of rounds without a change, and the number of last rounds whose median seconds count."""
 CHANGE = 0.05
-"""Shares change only if the relative change of one of them is above this."""
+"""The relative change of one share above which all shares change."""
 LEAST = 0.1
-"""About the least share of a rank, as a fraction of an equal share: a subnet of few units would be useless."""
+"""The approximate least share, as a fraction of an equal share: a subnet of few units would be useless."""
 LEAD = 2
-"""Rounds from a measured round to the first with new shares: the next round's deal is drawn already."""
+"""Rounds from a measured round to the first round with new shares: the deal between is drawn already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -40,7 +40,7 @@ def share_of(rank: int) -> str:
 
 
 class Shares:
-    """The shares of every round of a run: those of the run's settings, or those of a log.
+    """The shares of every round of a run, from the run's settings or from a log.
 
     ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by default equal shares.
     """
@@ -73,7 +73,7 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None for no change."""
+        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None to keep the old."""
         if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
@@ -85,7 +85,7 @@ class Shares:
         return next_shares if change > CHANGE else None
 
     def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
-        """Continue an earlier job's log, if that job had as many ranks and shares follow measured times."""
+        """Continue the log of an earlier job of as many ranks, if shares follow measured times."""
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))
 

@@ -1,4 +1,4 @@
-"""The names of a store's tensors: those of parameters, and of their slots, such as the momentum."""
+"""The names of a store's tensors, which are parameters and their slots, such as the momentum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Slot(str):
 
 
 def named(text: str) -> str | Slot:
-    """Parse a tensor's name from a file: that of a parameter, or a `Slot`."""
+    """Parse a tensor's name from a file: a parameter's name, or a `Slot`."""
     parameter, slash, kind = text.partition("/")
     return Slot(parameter, kind) if slash else text
 

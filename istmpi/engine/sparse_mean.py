@@ -1,9 +1,9 @@
 """The mean over ranks of each rank's largest changes, as in SparseLoCo (arXiv 2508.15706).
 
 error  <- feedback * error + (tensor - start)
-sent   <- the largest values of error, in 2 bits each
+sent   <- the values of error with the largest magnitudes, in 2 bits
 error  <- error - sent
-tensor <- start + the mean of what all have sent
+tensor <- start + the ranks' mean of sent
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SparseMean:
         self._starts: dict[str, torch.Tensor] = {}
 
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
-        """Note ``weights``, in host memory, as the values before a change; keep them on the devices of ``targets``.
+        """Copy ``weights`` from host memory to the devices of ``targets``, as the values before a change.
 
-        ``restored``: slots from a checkpoint. Its starts replace ``weights``; its errors are used if none is known.
+        Starts in ``restored``, slots of a checkpoint, replace ``weights``; its errors count if none is known yet.
         """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)

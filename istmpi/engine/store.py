@@ -1,4 +1,4 @@
-"""The rows of every parameter that a rank owns, in host memory; and copies between host memory and a device.
+"""The rows of every parameter that a rank owns, in host memory, and copies between host memory and a device.
 
 A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
 position, so the network is the same for any number of ranks.
@@ -113,7 +113,7 @@ class ParameterStore:
                 self.tensors[name] = self._zeros(parameter)
 
     def drop_slots(self, except_for: Collection[str]) -> None:
-        """Remove all slots except those in ``except_for``, whose entries are as in `add_slots`."""
+        """Remove all slots except for the single `Slot` names, and the kinds, in ``except_for``."""
         kept = {*except_for}
         for name in list(self.parameters):
             if isinstance(name, Slot) and kept.isdisjoint((name, name.kind)):
@@ -131,7 +131,7 @@ class ParameterStore:
 
 
 def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return host tensors that can receive values for ``tensors``; a tensor in host memory is returned itself."""
+    """Return host tensors to receive values for ``tensors``; a tensor in host memory is returned itself."""
     return {
         name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         for name, tensor in tensors.items()
@@ -139,7 +139,7 @@ def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors in host memory; a tensor that is there already is not copied."""
+    """Return the tensors in host memory; a tensor that is in host memory is not copied."""
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 

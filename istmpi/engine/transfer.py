@@ -1,7 +1,7 @@
 """Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
 
 A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
-compute the indices from the layouts, so none is sent. Building a Transfer is pure.
+compute the indices from the layouts, so no index is sent. Building a Transfer is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Transfer:
     ):
         """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that deal.
 
-        ``wire``: the form of values that are sent, and of a rank's own values in a mean; None for unchanged values.
+        ``wire``: the form of sent values, to which a rank's own values in a mean are rounded; None: unchanged values.
         """
         self.rank = rank
         self.ranks = source.ranks
@@ -73,7 +73,7 @@ class Transfer:
         """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
 
         ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
-        A wire that settles also replaces the sent values in ``source`` by rounded values.
+        If ``wire.settles``, rounded values replace the values in ``source`` that are sent.
         """
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
         for sends, receives in self._rounds(communicator):
@@ -169,7 +169,7 @@ class Transfer:
         return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
-        """Yield (sends, receives) of exchanges that fit the staging limit; all ranks have equally many."""
+        """Yield (sends, receives) of exchanges that fit the staging limit, equally many on all ranks."""
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return

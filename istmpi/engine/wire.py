@@ -1,7 +1,7 @@
 """Chooses the form in which each tensor is sent (`istmpi.comm.codec`), and codes a transfer's blocks in that form.
 
-A value's rounding depends on its place in the whole block, and each scale is for an equal part of the whole block.
-So the received values do not depend on how messages are cut.
+A value's rounding depends on its place in the whole block, and a scale belongs to an equal part of the whole block.
+Received values therefore do not depend on the cuts of messages.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from istmpi.engine.blocks import Block, Message
 
 _AT_ONCE = 2**18
-"""The number of values whose scales are computed at a time, unless one row has more."""
+"""The number of values whose scales are computed at a time; a longer row is not cut."""
 
 VALUES_A_SCALE = 128
-"""A message between owner and holder has on average at least this many values per scale, or a single scale."""
+"""The least mean number of values per scale in a message between owner and holder with several scales."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
     """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent unchanged.
 
-    Some codecs are too coarse for slots: a second moment that is rounded to 0 allows steps of any length. If ``kind``
-    names such a codec, slots and tensors of one axis are sent as bfloat16 (eight bits of precision).
+    Slots and tensors of one axis are sent as bfloat16 (eight bits of precision) if ``kind`` names a codec that is too
+    coarse (`for_all` is False): a second moment that is rounded to 0 allows steps of any length.
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT
@@ -58,14 +58,14 @@ def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], group
 class BlockCodec:
     """Encodes and decodes the blocks of one transfer on one rank. A block's slabs must come in order.
 
-    ``sends``: this rank's messages before they are cut; ``tensors``: the tensors that they are packed from.
+    ``sends``: this rank's messages before they are cut; ``tensors``: the tensors with the messages' values.
     """
 
     def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
         self._key, self._tensors = key, tensors
         self._whole = {(peer, block.name): block for peer, message in enumerate(sends) for block in message}
         self._sent: dict[tuple[int, str], np.ndarray] = {}
-        """The exponents of a block's scales, by (peer, name). They are sent with the block's first slab."""
+        """The exponents of a block's scales, by (peer, name). The block's first slab carries them."""
         self._received: dict[tuple[int, str], np.ndarray] = {}
 
     def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:

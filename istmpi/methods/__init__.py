@@ -1,4 +1,4 @@
-"""The methods of training, each described once. A new method needs an entry here, and a class in this package."""
+"""The descriptions of all training methods. A new method needs a description here, and a class in this package."""
 
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -236,7 +236,7 @@ _ALL = (
 )
 
 METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
-"""Methods by the names that a run file gives them."""
+"""The methods by their names in a run file."""
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:

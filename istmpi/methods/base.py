@@ -1,8 +1,8 @@
 """A method of training, which runs a round step by step.
 
-`Method.round` is a generator: it fetches the values that this rank trains, yields the number of each local step to the
-caller, who takes the step, and sends the trained values on. A round is completed or dropped. After a dropped round, all
-values are those from before it.
+`Method.round` is a generator: it fetches the values that this rank trains, yields the number of each local step, and
+sends the trained values. Its caller takes the local steps. A round is completed or dropped. A dropped round leaves all
+values as they were before the round.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Method(ABC):
     """A method of training. ``subnet`` has the network that this rank trains, and its optimizer."""
 
     finished_within = 10.0
-    """A rank that is asked to stop finishes its round if that takes at most these seconds, or else drops it."""
+    """The most seconds in which a rank that is asked to stop finishes its round; it drops a longer round."""
     hands_over = True
-    """True in the last backward pass of a local step: its gradients may be sent as soon as they are computed."""
+    """True in a local step's last backward pass, whose gradients may be sent as soon as they are computed."""
     restores_itself = False
     """True if the method itself restores this rank's own values from a checkpoint; otherwise `Shards` does."""
 
@@ -69,7 +69,6 @@ class Method(ABC):
         self.subnet = Subnet(job, self.spec.sends_every_step)
         self.task = job.task
         self.examples = 0
-        """Examples that this rank has consumed."""
         self._of_outputs = class_loss(job.task, job.run.train, job.batches)
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._deals: dict[int, Partition] = {}
@@ -84,13 +83,13 @@ class Method(ABC):
         """Run a round; return the mean of the ranks' mean losses (NaN without steps), None if dropped. Collective.
 
         A round is dropped if a rank that is asked to stop does not finish its steps; ``job.stop`` has the reason on all
-        ranks. Raises DivergedError on every rank if a loss or weight is not finite. In both cases all values are those
-        from before the round.
+        ranks. Raises DivergedError on every rank if a loss or weight is not finite. A dropped or diverged round leaves
+        all values as they were before the round.
         """
         return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 
     def attempt(self, number: int) -> Generator[int, None, float | None]:
-        """Run a round like `run`, but yield the number of each local step, which the caller takes."""
+        """Run a round with the result and errors of `run`; yield local steps' numbers to the caller, who takes them."""
         try:
             yield from self.round(number)
         except Dropped:
@@ -140,7 +139,7 @@ class Method(ABC):
     def local_steps(self, number: int) -> Iterator[int]:
         """Yield this rank's local steps of a round, then agree with all ranks that all steps were taken.
 
-        Raises Dropped or DivergedError on every rank.
+        Raises Dropped or DivergedError on every rank, IstmpiError if ranks drew different deals.
         """
         steps, began, complete, self._losses = self.steps(number), time.perf_counter(), True, []
         with self.job.clock("compute"):
@@ -155,7 +154,7 @@ class Method(ABC):
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if this rank was asked to stop and drops the round, of ``steps`` steps, before ``local_step``."""
+        """Return True if this rank, asked to stop, drops a round of ``steps`` local steps before ``local_step``."""
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
@@ -170,11 +169,11 @@ class Method(ABC):
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Bring the network that is evaluated to its owners, i.e. this rank's rows into ``job.store``. Collective."""
+        """Bring the evaluated network to its owners: this rank gets its rows in ``job.store``. Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that differ from rank to rank between rounds, whole, in host memory."""
+        """Return, in host memory, the whole tensors that differ from rank to rank between rounds."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
@@ -190,7 +189,7 @@ class Method(ABC):
         return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a local step minimises, and the loss on the batch's targets; by default both are the same."""
+        """Return the value that a local step minimises, and the loss on the batch's targets; equal by default."""
         loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
         return loss, loss
 
@@ -238,7 +237,7 @@ class Method(ABC):
         self._deals[number] = deal
 
     def _agree(self, number: int, complete: bool) -> None:
-        """Agree on a round's mean loss and the next deal, in one message. Raises Dropped or DivergedError."""
+        """Agree on a round's mean loss and the next deal, in one message. Raises the errors of `local_steps`."""
         losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
         bad = (~torch.isfinite(losses)).nonzero()
         step = int(bad[0]) + 1 if len(bad) else None

@@ -29,7 +29,7 @@ def require_usable(train: Train, task: str, classes: int) -> None:
 
 
 def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[..., torch.Tensor]:
-    """Return a run's loss function: the task's, or that of ``nn.CrossEntropyLoss`` with weights and smoothing."""
+    """Return a run's loss function: the task's, or the cross-entropy with class weights and label smoothing."""
     if not train.label_smoothing and train.class_weights is None:
         return task.loss
     weights = train.class_weights

@@ -1,8 +1,8 @@
-"""Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network and learns from the others'.
+"""Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network, which learns from the others.
 
 After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean prediction of the
-other ranks' networks, as they were at the beginning of the round. The network of rank 0 is evaluated. If networks have
-several exits, all exits learn from the predictions of the last ones.
+other ranks' networks at the beginning of the round. The network of rank 0 is evaluated. If networks have several exits,
+all exits learn from the predictions of the last exits.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Synchronous data parallel training: every rank has the whole network, gradients are averaged in every step."""
+"""Synchronous data parallel training: every rank has the whole network, and every step averages the gradients."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from istmpi.models.linear import linear_layers
 
 
 class DataParallel(ReplicatedMethod):
-    """A method that sends each gradient for the mean once it is made, and never resets the optimizer's state."""
+    """A method that averages each gradient once it is computed, and never resets the optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -36,7 +36,7 @@ class DataParallel(ReplicatedMethod):
         self.subnet.release()  # the next round fetches the values from before this one from their owners
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if all ranks stop before this local step; they voted on it during the step before."""
+        """Return True if all ranks stop before this local step; the ranks voted during the previous step."""
         stop = self._vote is not None and bool(self._vote())
         last = local_step + 1 == steps
         self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())

@@ -1,9 +1,9 @@
 """Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when a rank is far from the last mean.
 
 After every round each rank measures the distance of its weights from the reference, which is the last mean of all
-ranks. If no squared distance is above ``threshold`` times the reference's squared norm, no weights are sent. Otherwise
-the ranks above this limit take their mean. While that mean is too far from the reference, their number doubles: other
-ranks, drawn at random, join. Once half of the ranks take part, all do; their mean is the next reference.
+ranks. No weights are sent if no squared distance is above ``threshold`` times the reference's squared norm. Otherwise
+the ranks above this limit take their mean. While the mean is above the limit, too, as many other ranks, drawn at
+random, join. Once half of the ranks take part, all ranks join; the mean of all ranks is the next reference.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ REFERENCE = "reference"
 
 
 class DynamicAveraging(ReplicatedMethod):
-    """A method in which every rank has its own network; `publish` stores their mean and the reference."""
+    """A method in which every rank has its own network; `publish` stores the ranks' mean and the reference."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -57,7 +57,7 @@ class DynamicAveraging(ReplicatedMethod):
             members += others[: len(members)]
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
-        """Give members their mean, if it is near the reference or all are members; return True if so. Collective."""
+        """Give members their mean if it is near the reference or if all are members; return True then. Collective."""
         communicator, tensors = self.job.communicator, dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size

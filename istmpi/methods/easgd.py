@@ -1,10 +1,10 @@
 """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each round.
 
-Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is evaluated. Here a
-is the moving rate divided by the number of ranks:
+Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is evaluated. With
+a = moving_rate / number of ranks:
 
     together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
-    round-robin    the same, one rank after the other, each with the center that the rank before it left
+    round-robin    the same, one rank after the other; a rank meets the center that the previous rank moved
 """
 
 import torch
@@ -22,7 +22,7 @@ class EASGD(ReplicatedMethod):
         rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """Return the center for each rank, given all ranks' weights in this rank's rows, ``[rank, row, ...]``."""
+            """Move the center by all ranks' weights ``rows``, ``[rank, row, ...]``; return the center that each met."""
             center, met = store.tensors[name], torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center

@@ -12,7 +12,7 @@ from istmpi.methods.job import Job
 
 
 class FedAvg(IST):
-    """A round of IST in which the ranks that were drawn hold the whole network, and the others nothing."""
+    """IST in which the drawn ranks hold the whole network in a round, and the other ranks nothing."""
 
     def __init__(self, job: Job):
         super().__init__(job)

@@ -1,11 +1,11 @@
-"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1); local SGD, DiLoCo and SparseLoCo deal out nothing.
+"""Independent Subnet Training (arXiv 1910.02120, Algorithm 1), or without deals local SGD, DiLoCo or SparseLoCo.
 
 Every round units are dealt out anew (method.redeal), and every rank trains the narrow network of its units for J steps.
-A rank trains a weight if it holds the units at both ends of it. If a rank trains the weight in the next round, too, it
-gets the weight directly from the rank that trained it, or already has it; other weights go to their owners. Weights
-that are not dealt out stay on all ranks, which take their mean, or the mean of their largest changes (arXiv
-2508.15706). If an outer step follows (arXiv 1805.09767, 2311.08105), or if several ranks hold a unit, all dealt weights
-go to their owners.
+A rank trains a weight if it holds the units at both ends of the weight. A rank that trains the weight in the next round
+gets it directly from the rank that trained it, or already has it; other weights go to their owners. Weights that are
+not dealt out stay on all ranks, which take their mean, or the mean of their largest changes (arXiv 2508.15706). Fewer
+than `RING_BYTES` of such weights may go to owners instead. If units are dealt out and an outer step follows (arXiv
+1805.09767, 2311.08105), all weights go to their owners.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class IST(Method):
             self.shards.send_early(self.subnet.tensors)  # method.delay: weights that leave early are sent now
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return False in a round from which weights leave early: all ranks finish it."""
+        """Answer as `Method.leaves`, but False in a round from which weights leave early: all ranks finish it."""
         return super().leaves(local_step, steps) and not self.shards.leaves_early
 
     def publish(self) -> None:

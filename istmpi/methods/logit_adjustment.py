@@ -1,8 +1,8 @@
-"""Adjusts logits for a rank's class frequencies (arXiv 2007.07314; for ranks that differ arXiv 2209.00189).
+"""Adjusts logits for a rank's class frequencies (arXiv 2007.07314), which differ by rank (arXiv 2209.00189).
 
-If ranks have examples of different classes, each rank raises the logits of its own classes. To avoid this, the log of
-each class's frequency on the rank is added to the logits in the loss. A rank then learns to distinguish classes, and
-not how frequent they are.
+A rank without adjustment raises the logits of its own frequent classes. In the loss, each class's logit therefore gets
+train.logit_adjustment times the log of the class's frequency on the rank. The rank then learns to distinguish classes,
+not their frequencies.
 """
 
 from __future__ import annotations

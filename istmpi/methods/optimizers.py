@@ -26,7 +26,7 @@ class OptimizerSpec:
     slots: tuple[str, ...]
     counts_steps: bool
     flops: int
-    """Operations of a step per element, without those done once for all elements, such as bias corrections."""
+    """Operations of a step per element, without operations done once for all elements (bias corrections)."""
     make: Callable[..., "torch.optim.Optimizer"]
     problem: str = ""
 
@@ -123,8 +123,8 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
     """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if that fails.
 
-    Its state can be kept from round to round if it has nothing but the number of steps and tensors of a parameter's
-    shape, which start at zero and change in place.
+    The state can be kept from round to round if it has only a count of steps, and tensors of a parameter's shape that
+    start at zero and change in place.
     """
     import torch
 
@@ -184,7 +184,7 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return a parameter's slots, True if its state counts steps, and the problem if the state has anything else."""
+    """Return the slots in a parameter's state, True if it counts steps, and a problem (or "") if it has more."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
     others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""

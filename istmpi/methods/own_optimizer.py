@@ -1,4 +1,4 @@
-"""An optimizer from a user's program (torch's class or the user's), with parameter groups and a schedule."""
+"""An optimizer that a user's program makes, of any class, with parameter groups and a schedule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Raise ConfigError if the run sets options of named optimizers (except clip), which this one would ignore."""
+        """Raise ConfigError if the run sets options of a named optimizer, which would be ignored; clip is allowed."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):

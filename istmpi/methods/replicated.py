@@ -45,7 +45,7 @@ class ReplicatedMethod(Method):
             copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
     def fetched(self) -> None:
-        """Make the method's further tensors, once the network has come from its owners; nothing by default."""
+        """Make the method's own tensors after the network has come from its owners; nothing by default."""
         return
 
     def exchange(self, number: int) -> None:

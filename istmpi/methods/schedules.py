@@ -1,7 +1,7 @@
 """Schedules of the learning rate after its warm-up, over all local steps of a run; `SCHEDULES` lists them.
 
-The functions take the optimizer's settings, a step's number (only for a rate) and the number of steps. Steps are
-numbered from 0, through all rounds.
+A schedule's functions take the optimizer's settings and the run's number of steps; ``rate`` also takes a step's number.
+Steps are numbered from 0, through all rounds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from istmpi.errors import ConfigError
 
 COOL_DOWN, RISE = 0.2, 0.3
-"""The fractions of a run in which warm-up-stable-decay falls, at the end, and one-cycle rises, at the beginning."""
+"""The last fraction of a run, in which warm-up-stable-decay falls, and the first, in which one-cycle rises."""
 BEGIN, END = 25, 25e4
-"""Divisors of lr, for the rates at which one-cycle begins and, without least_lr, ends."""
+"""Divisors of lr that give one-cycle's first rate and, without least_lr, its last rate."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Plain SGD for embeddings of which a step reads few rows: only these rows have a gradient and are updated at once.
+"""Plain SGD for embeddings of which a step reads few rows: a step updates only the rows that have a gradient.
 
-A row that no example reads still moves with momentum and shrinks with weight decay. These updates are postponed: they
-are a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e.
-gets its postponed updates, when it is next read, or at the round's end. Except for rounding, every row moves as in SGD.
+A row that no example reads still moves with momentum and shrinks with weight decay. Its updates are postponed. They are
+a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e. gets
+its postponed updates, when it is next read, or at the round's end. Except for rounding, every row moves as in SGD.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SparseRows:
     def _begin(self) -> None:
         self._steps = 0
         self._maps = np.eye(2)[np.newaxis]
-        """The map of postponed updates for rows that were last settled after each step: ``[steps + 1, 2, 2]``."""
+        """Maps of postponed updates, ``[steps + 1, 2, 2]``: map k is for rows last settled after k steps."""
         self._settled = {}
         if self._moves:
             self._settled = {
@@ -59,7 +59,7 @@ class SparseRows:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take a step of the rows that have a gradient; other rows' updates are postponed."""
+        """Update the rows that have a gradient; postpone the updates of other rows."""
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue

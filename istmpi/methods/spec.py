@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RING_BYTES = 2**20
-"""Undealt parameters of at least these bytes are averaged by a ring all-reduce, if no outer step follows. A ring is
-nearer to the line's rate than all-to-all, but needs 2(P-1) more messages a round."""
+"""The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring is nearer to the
+line's rate than all-to-all, but needs 2(P-1) more messages a round."""
 
 
 def trained(run: Run, held: Holdings) -> int | Fraction:
@@ -69,13 +69,13 @@ class MethodSpec:
     overlaps: bool = False
     """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Run, Holdings], int | Fraction] = trained
-    """Number of elements that all ranks together receive in an exchange; a rank's own count, too, as in papers."""
+    """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as papers do."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
-    """True if the method deals out unit groups, if the network has any."""
+    """True if the method deals out the network's unit groups."""
     stays: bool = False
-    """True if dealt parameters stay with their holders between two rounds, if no outer step follows the round."""
+    """True if dealt parameters stay with their holders between rounds, unless an outer step follows a round."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
@@ -87,7 +87,7 @@ class MethodSpec:
     always_carries: bool = False
     """True if the optimizer's state is never reset. Rounds do not send it."""
     own_state: bool = False
-    """True if no owner gets the ranks' optimizer states; a finish begins without any."""
+    """True if no owner gets the ranks' optimizer states; the run's next method begins without them."""
     owned_tensors: int = 1
     """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0
@@ -200,7 +200,7 @@ class MethodSpec:
         return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Count the tensors that are sent for a parameter: 1, and the optimizer state that is sent with it."""
+        """Count the tensors that are sent for a parameter: its values, and the slots that are sent with them."""
         return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
 
     def sends_in_a_round(self, run: Run) -> int:
@@ -211,7 +211,7 @@ class MethodSpec:
         return bool(self.groups(run, architecture)) and ranks > 1 and self.stays and self.outer(run) == (1, 0)
 
     def delay(self, run: Run) -> int:
-        """Return the number of local steps from when weights leave to when they arrive."""
+        """Return the number of local steps between departure and arrival of weights."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 

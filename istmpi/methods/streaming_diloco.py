@@ -1,8 +1,8 @@
 """Streaming DiLoCo (arXiv 2501.18512): DiLoCo that sends the network in fragments, one by one, while ranks train.
 
-A fragment leaves at its own step of every round (`istmpi.engine.fragments`). ``delay`` local steps later, whatever the
-timing, all ranks get the fragment's mean. An outer step from the last common values towards this mean gives
-the new common values. The values of a rank become
+A fragment leaves at its own step of every round (`istmpi.engine.fragments`). All ranks get the fragment's mean exactly
+``delay`` local steps later. An outer step from the last common values towards the mean gives the new common values.
+The values of a rank become
 
     mix * own + (1 - mix) * common
 
@@ -34,13 +34,13 @@ class _UnderWay:
     departure: Departure
     mean: EncodedMean
     vote: Callable[[], int]
-    """Returns 1 if a rank wants to stop, else 0."""
+    """A function that returns 1 if a rank wants to stop, else 0."""
 
 
 class StreamingDiLoCo(ReplicatedMethod):
     """A method in which each rank has its own network, and all ranks have the same common values of all fragments.
 
-    Ranks vote on a stop with each fragment, and stop together after the fragment has arrived, when none is under way.
+    Ranks vote on a stop when a fragment leaves, and stop together once it has arrived: no fragment is under way then.
     """
 
     def __init__(self, job: Job):

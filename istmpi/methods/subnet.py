@@ -1,4 +1,4 @@
-"""The network that this rank trains, with its optimizer: built for each round, and stepped without communication."""
+"""The network that this rank trains in a round, and the network's optimizer, which steps without communication."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Subnet:
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
-        """Build a network with these axis lengths, its values undefined, and return True.
+        """Build a network with axis ``lengths`` and undefined values, and return True.
 
-        If the last network has the same lengths, it is used again and the result is False: new memory is expensive.
+        A last network of the same lengths is used again, because new memory is expensive; the result is then False.
         """
         if self._lengths == lengths:
             return False

@@ -17,14 +17,14 @@ from istmpi.simulated.scheduler import Ended, Task
 @dataclass(frozen=True)
 class Outcome:
     results: Sequence[Any]
-    """The program's result on each rank; None if it did not return."""
+    """The program's result on each rank; None if the program did not return."""
     errors: Sequence[IstmpiError | None]
     ended: BaseException | None
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]
     messages: Counter[str]
-    """Counts: ``messages``, collective calls included, and ``bytes`` of messages between two ranks."""
+    """Counts: ``messages``, also of collective calls, and ``bytes`` of messages between two ranks."""
     switches: int
     seconds: float
     trace: int

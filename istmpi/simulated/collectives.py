@@ -1,4 +1,4 @@
-"""Collective calls of a simulated job: a rank brings a value, and leaves once all values that it needs are brought."""
+"""Collective calls of a simulated job: a rank brings a value, and leaves once all values that it needs are there."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The stand-in for mpi4py: its MPI module, and communicators."""
+"""Stand-ins for mpi4py's MPI module and communicators."""
 
 from __future__ import annotations
 

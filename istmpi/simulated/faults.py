@@ -9,13 +9,13 @@ from istmpi.units import in_seconds
 
 DELAYS, STOPS, SLOW, KILLS = "delays", "stops", "slow", "kills"
 KINDS = (DELAYS, STOPS, SLOW, KILLS)
-"""The kinds of faults. With all but the last, a run's result is the same to the last bit."""
+"""The kinds of faults. All kinds except the last leave a run's result unchanged to the last bit."""
 
 CALL_SECONDS = 1e-6
 MESSAGE_SECONDS = 1e-5
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
-"""Without a seed, a larger message waits at its sender until it is received."""
+"""The most bytes, without a seed, of a message that does not wait at its sender for its receiver."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that dies at its call number ``call``, or if ``posted`` just after that call has posted its operation."""
+    """A rank that dies at its call number ``call``; if ``posted``, just after that call has posted its operation."""
 
     rank: int
     call: int

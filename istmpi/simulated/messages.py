@@ -1,7 +1,7 @@
 """Messages between ranks of a simulated job, matched as MPI does.
 
-Messages with one tag from one rank to another arrive in the order of sending. Other messages need not. A receive with
-any tag gets the first message of its sender that is not received yet.
+Messages with one tag from one rank to another arrive in the order of sending. Other messages arrive in any order. A
+receive with any tag gets its sender's first message that is not received yet.
 """
 
 import pickle
@@ -19,7 +19,7 @@ class Message:
     destination: int
     tag: int
     number: int
-    """The message's number among those of its sender to its receiver."""
+    """The message's number among the messages from its sender to its receiver."""
     values: np.ndarray | bytes
     sent: Request
     lost: bool = False

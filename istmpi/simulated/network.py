@@ -46,7 +46,7 @@ class Network:
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only polls. Unlike `call`, this does not shorten the rank's next rest."""
+        """Begin a call that only polls, which unlike `call` does not shorten the rank's next rest."""
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
@@ -160,7 +160,7 @@ class Request:
         self.done = self.null = network is None
         self.value: Any = None
         self.needs: Callable[[], set[int]] = set
-        """Returns the world ranks without which the operation cannot end now."""
+        """A function that returns the world ranks without which the operation cannot end."""
         self.undo: Callable[[], None] = lambda: None
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
-"""Ranks are threads, of which exactly one runs at a time, until it calls MPI: then the next one runs. Time is virtual.
+"""The scheduler of simulated ranks, which are threads: one runs until it calls MPI, then the next. Time is virtual.
 
-One list has all future events by their times, and the running thread carries them out. So the order follows from the
-times alone. If the list is empty while ranks still wait, they would wait for ever.
+One list has all future events by their times, and the running thread carries them out. The order therefore follows from
+the times alone. Ranks that still wait when the list is empty are in a deadlock.
 """
 
 import heapq

@@ -1,7 +1,7 @@
-"""A run on a simulated cluster: once, or under many schedules. Each is checked.
+"""A run on a simulated cluster: once, or under many schedules, with checks of the results.
 
-Whatever the order of messages and ranks, the run ends with the undisturbed run's weights, loss, score and bytes. A job
-that lost a rank is resumed, and reaches the same weights.
+In every order of messages and ranks, the run must end with the undisturbed run's weights, loss, score and bytes. A job
+that lost a rank is resumed, and must reach the same weights and loss.
 """
 
 from __future__ import annotations
