@@ -109,7 +109,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before the diverged round, if finite; name its file or its fault in ``error``."""
+        """Save the last network, from before the divergence, if finite; ``error`` names the file, or the odd value."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -118,7 +118,7 @@ class RunRecord:
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
-        """Save the trained network if ``network``, write and report the summary. Raises StoppedError if stopped."""
+        """Save the trained network if ``network``; write and report the summary. Raises StoppedError if stopped."""
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()
@@ -195,7 +195,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the saved best network with its test score, None if none is saved. Collective; may replace weights."""
+    """Return the saved best network with its test score; otherwise None. Collective; may replace the weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

@@ -94,7 +94,7 @@ MAY_CHANGE = (
     "train.max_minutes",
     "train.patience",
 )
-"""Settings that a resumed run may change; data may have another path, but must be the same."""
+"""Settings that a resumed run may change. Another path in data.source must lead to the same data."""
 WITHOUT_EFFECT = (
     "name",
     "data.ahead",
@@ -106,7 +106,7 @@ WITHOUT_EFFECT = (
     "comm.",
     "output.",
 )
-"""Settings, or beginnings of settings, whose change a resumed run neither reports nor refuses."""
+"""Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
