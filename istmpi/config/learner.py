@@ -34,7 +34,7 @@ Init = Annotated[
 
 @dataclass(frozen=True)
 class Model:
-    """The network."""
+    """The network mlp."""
 
     name: Network = "mlp"
     hidden: Annotated[
@@ -130,8 +130,6 @@ Method = make_dataclass(
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The local optimizer."""
-
     name: Annotated[
         str,
         also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),

@@ -99,7 +99,6 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    """Return the choice with the fewest local steps that keep transfers in `TRANSFER_SHARE`, otherwise with most."""
     every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)

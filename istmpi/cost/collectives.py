@@ -79,7 +79,6 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Return the load of a hop; None if all values return to owners."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)

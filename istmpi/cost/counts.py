@@ -17,7 +17,6 @@ from istmpi.models.architecture import Architecture
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""
 FORWARD_NORMALISATION_FLOPS = 8
-"""The part of `NORMALISATION_FLOPS` in the forward pass."""
 KEPT_OUTPUTS = 2
 """The tensors kept for the backward pass of a product: its output and the activation."""
 PROCESS = 310_000_000

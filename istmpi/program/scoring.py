@@ -66,7 +66,6 @@ class Scoring:
             return self._over_ranks(sums, count)
 
     def _here(self, batch: Any) -> Any:
-        """Return the batch; if the network is on a GPU, tensors in host memory are moved there."""
         device = self._training.evaluator.network.device
         if device == HOST:
             return batch
