@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     Outputs = torch.Tensor | Sequence[torch.Tensor]
-    """A network's outputs as it returns them: one tensor, or a list or tuple with one for each exit."""
+    """A network's outputs as returned: a tensor, or a list or tuple with a tensor for each exit."""
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
@@ -43,7 +43,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless ``weights`` is empty, or has one for each exit, not all 0. ``network``: its name."""
+    """Raise ConfigError unless ``weights`` is empty, or has a weight for each exit, not all 0. ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

@@ -64,7 +64,7 @@ def require_files(folder: Path) -> None:
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """Raise ConfigError unless a path is missing, a regular file or (if ``or_folder``) a folder; open nothing."""
+    """Raise ConfigError for a path to a pipe, a device, a broken link or (unless ``or_folder``) a folder."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -31,7 +31,7 @@ LINE = 1000
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 _LIMITS = (MemoryError, RecursionError, OverflowError)
-"""Errors that a file made to cause them can raise in any reader."""
+"""Errors of any reader for a file that is too large or nested too deeply."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
 """The files of Python and istmpi that define exit and quit."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -122,7 +122,7 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return a UserError for an error that means too large an input or an unusable path; None for other errors."""
+    """Return a UserError for an error from too large an input or an unusable path; None for other errors."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
@@ -133,7 +133,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return an error that names the foreign code that ended the program by ``error``; None if istmpi's did."""
+    """Return an error that names the foreign code that ended the program by ``error``; None for istmpi's code."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]

@@ -69,7 +69,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return a file's format version. Raises DataError for another format or version, or a wrong ``checksum``."""
+    """Return a file's format version. Raises DataError if format, version or attribute ``checksum`` is wrong."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -136,7 +136,7 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, whatever HDF5's encoding."""
+    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, independent of HDF5's encoding."""
     description = {
         "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
         "datasets": {

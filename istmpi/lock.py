@@ -1,9 +1,9 @@
 """Locks a folder for one run at a time, by a file that names the run's process.
 
 The file is made in one step that fails if the file exists. This works on every file system that ranks share, where the
-system's own locks are often missing or hold on one host alone. The file of a killed run is stale. Its own host sees
-that once the process is gone, other hosts once the file was not touched for a while. A restart of the same SLURM job
-takes the file at once.
+system's own locks are often missing or hold on one host alone. The file of a killed run is stale on the run's host once
+the process is gone, and on other hosts once the file was not touched for a while. A restart of the same SLURM job takes
+the file at once.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ SECONDS_BETWEEN_TOUCHES = 10.0
 SECONDS_UNTIL_LEFT = 120.0
 """The age at which another host's file counts as stale. File systems may show a touch a minute late."""
 SECONDS_TO_END = 10.0
-"""The seconds to wait for the end of this host's process, which its launcher may be ending."""
+"""The seconds to wait for the end of a run on this host, whose launcher may be ending it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -34,8 +34,8 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 class FolderLock:
     """A lock on a folder until `release` or the end of this process. The constructor creates a missing folder.
 
-    ``note`` gets a message if another host has the lock: the constructor then waits up to `SECONDS_UNTIL_LEFT`. Raises
-    ConfigError if another run holds the folder, or if the file cannot be written.
+    ``note`` gets a message if a run on another host has the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`.
+    Raises ConfigError if another run holds the folder, or if the file cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -82,7 +82,7 @@ class FolderLock:
         self._remove(text)
 
     def _remove(self, text: str) -> None:
-        """Remove the lock's file if it still has this text; only one process at a time may."""
+        """Remove the lock's file if it still has this text; only one process at a time may remove a file."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _create("", turn):  # an empty file has room even on a full disk
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here

@@ -6,8 +6,8 @@ the sum over all labels of the cross-entropy of each label alone.
 Both losses of an example are ``total(logits) - sum over its labels of weight * logit``. So a few numbers hold the
 contribution of a part of the labels, and ranks send no logits (`parts_of`).
 
-PSP@k is a precision at k in which a hit counts 1 / propensity of its label (its odds to be noted if true), divided by
-the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
+PSP@k is a precision at k in which a hit counts 1 / propensity of its label (the odds that a true label is noted),
+divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each example's largest logits in order, and their places, ``[b, count]``; equal logits by place."""
+    """Return each example's largest logits in order, and their places, ``[b, count]``. The lower place wins a tie."""
     import torch
 
     values, places = logits.topk(count, dim=1)

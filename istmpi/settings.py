@@ -103,7 +103,7 @@ def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
 
 
 def _draft_7(node: Any) -> Any:
-    """Convert a schema of msgspec to draft 7: without null, which TOML lacks, and with other tuples."""
+    """Convert a schema of msgspec to draft 7: drop null, which TOML lacks, and rename the items of tuples."""
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -145,7 +145,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Convert a file's value to its type ``hint``. Raises a one-line ConfigError, also for NaN if it has limits."""
+    """Convert a file's value to type ``hint``. Raises a one-line ConfigError, also for NaN if ``hint`` has limits."""
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

@@ -16,8 +16,8 @@ _SAME_REQUEST = 0.5
 class Receiver:
     """Takes the process's signals: the first is a request, a later SIGTERM or Ctrl-C ends the process at once.
 
-    A thread receives the signals, because the main thread may be waiting inside MPI. Use `receiver` to get it, first in
-    the main thread.
+    A thread receives the signals, because the main thread may be waiting inside MPI. Get the object from `receiver`,
+    first in the main thread.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ NODE_LABELS = "node-labels"
 OWN = "own"
 OFF = -1
 LOWER = " (lower is better)"
-"""The ending of a user's score's name in a run's record, if lower is better."""
+"""The ending of the name of a user's score in a run's record, if lower is better."""
 
 
 def _functional() -> ModuleType:
@@ -37,7 +37,7 @@ def _functional() -> ModuleType:
 
 
 class Task(ABC):
-    """A loss, which is a mean over examples, and a score, made of such means."""
+    """A loss, which is a mean over examples, and a score, computed from such means."""
 
     score: str
     higher_is_better = True
@@ -68,7 +68,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """Return sums over examples whose means make the score: one number, or `numbers` numbers."""
+        """Return sums over examples whose means make the score: one number, or as many as `numbers`."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
@@ -127,7 +127,7 @@ class Regression(Task):
 class NextToken(Task):
     """Cross-entropy in nats of each token given the tokens before: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
 
-    An example is a window of tokens; its loss is their mean. The score is the perplexity.
+    An example is a window of tokens; its loss is the mean over tokens. The score is the perplexity.
     """
 
     score = "perplexity"
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The length of `points`: the true labels among the first k, for each k of `AT`; then the `f1_points`."""
+    """The length of `points`: the number of true labels among the first k, for each k of `AT`; then `f1_points`."""
     several_labels = distils = True
 
     @staticmethod

@@ -54,7 +54,7 @@ class Run:
     def load(name_or_path: str) -> "Run":
         """Return the run of a TOML file, of a run's folder, or of a name that ships with the package.
 
-        From a folder, the run comes without output.folder, for a new training. Raises ConfigError if it is unusable.
+        From a folder, the run comes without output.folder, for a new training. Raises ConfigError if unusable.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):
@@ -79,7 +79,7 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with ``settings``, such as ``{"method.local_steps": 20}``. Raises ConfigError if unusable."""
+        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError if one is wrong."""
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
@@ -211,7 +211,7 @@ class Run:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """Return the values (here, other run) of each setting that differs, by dotted name; None if it is not set."""
+        """Return (value here, value in ``other``) of each setting that differs, by dotted name; None if not set."""
         first, second = self.flat(), other.flat()
         pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -222,7 +222,7 @@ def shipped() -> list[str]:
 
 
 def type_of(setting: str, model: str = "mlp") -> Any:
-    """Return the type of the setting with a dotted name, for the network ``model``; None if it is unknown."""
+    """Return the type of a setting, given by its dotted name, for the network ``model``; None if unknown."""
     section, _, key = setting.rpartition(".")
     kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None

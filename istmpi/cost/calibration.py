@@ -14,7 +14,7 @@ SAMPLED = 1024
 SHARE = Fraction(1, 10)
 """The largest share of a run's FLOPs that its evaluations may take."""
 LEAST_SAMPLED = 64
-"""The fewest examples to calibrate on: moments of fewer examples would be inexact."""
+"""The fewest examples to calibrate on; moments of fewer would be inexact."""
 FREE = 2**28  # FLOPs: a fraction of a second
 
 

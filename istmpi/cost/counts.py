@@ -51,7 +51,7 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Copies of parameters beside the network that is trained."""
+    """Copies of parameters in addition to the trained network."""
     evaluation: Number = 0
     """Values in the evaluation of a whole graph, when memory has no gradients and activations."""
     process: Number = PROCESS

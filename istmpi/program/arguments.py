@@ -1,4 +1,4 @@
-"""The arguments of `istmpi.Distributed`, and the settings of the run that they stand for."""
+"""The arguments of `istmpi.Distributed`, and the settings of the run that arguments stand for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The settings of a section that can be arguments; all settings of the other `SECTIONS` can."""
+"""The settings of two sections that can be arguments; in other `SECTIONS` all settings can be arguments."""
 
 
 IN_PYTHON = {

@@ -174,7 +174,7 @@ class Distributed:
             made.scores.update({training.method.first_step(line["round"]): line["score"] for line in scored})
 
     def end(self) -> None:
-        """Make the current round the last one: the loop ends after it, and the run is saved. Call it on all ranks."""
+        """Make the current round the last one: the loop then ends, and the run is saved. Call it on all ranks."""
         self.training.told_to_end = True
 
     def evaluate(
@@ -253,7 +253,7 @@ class Distributed:
             return whole_state(state)
 
     def export(self, path: str | Path) -> None:
-        """Save `state_dict` with torch.save on rank 0. Collective. Raises its errors, and OutputError."""
+        """Save `state_dict` with torch.save on rank 0. Collective. Raises errors of `state_dict`, and OutputError."""
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -261,7 +261,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return expected costs: all ranks' bytes in a round, the most FLOPs in a local step, the largest memory."""
+        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, and the largest rank's memory."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -294,7 +294,7 @@ class Distributed:
             self._record.note(message)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
-        """Call ``check`` before each pass of ``module``, and no longer for the module of the call before."""
+        """Call ``check`` before each pass of ``module``, and end such calls for an earlier module."""
         if self._guard:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)

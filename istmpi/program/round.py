@@ -152,7 +152,7 @@ class Round:
         self._taken = True
 
     def finished(self) -> bool:
-        """Return True if all ranks completed the round, False if it was dropped; ConfigError if steps are left."""
+        """Return True if all ranks completed the round, False if dropped. Raises ConfigError if steps are left."""
         if not self._over:
             raise self._error(
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "

@@ -267,8 +267,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
     Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its share. Otherwise it reads all batches. Raises ConfigError for
-    a loader with workers.
+    map-style data set, a rank reads only its share. Otherwise the rank reads all batches, and a loader with
+    workers raises ConfigError.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

@@ -29,7 +29,7 @@ EVALUATIONS = 20
 """The default number of evaluations: twice that of `istmpi train`, for a more exact time to a target."""
 REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
 REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
-"""Settings of the rehearsal: they make a round as short as possible, but leave its memory as it is."""
+"""Settings of the rehearsal: the shortest round that needs as much memory as a whole run."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return a run's network; no other ranks and no pass of examples are needed. Raises ConfigError if unusable."""
+    """Return a run's network without other ranks or a pass of training examples. Raises ConfigError if unusable."""
     from istmpi.models.table import Table
 
     code = _code(run, data)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank 0's. Collective.
 
-    The contents of the data must be the same, too, unless each rank has its own.
+    The contents of the data must be the same, too, unless each rank has its own data.
     """
     meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
     meaning["tokenizer"] = str(data.tokenizer or "")

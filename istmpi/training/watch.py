@@ -29,7 +29,7 @@ class Summary:
     last: Progress
     seconds: dict[str, float]
     data: str = ""
-    """A fingerprint of the training data; empty where each rank has its own."""
+    """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""
     best: BestNetwork | None = None
     slowest: Slowest | None = None
