@@ -261,7 +261,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, and the largest rank's memory."""
+        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, the largest rank's memory."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
