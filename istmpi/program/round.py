@@ -141,7 +141,7 @@ class Round:
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
-        """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if there are none."""
+        """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if none existed yet."""
         if not self._averaged:
             self._require_gradient()
             self._method.before_update()

@@ -114,7 +114,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any. Return True if the current network's moments are known."""
+        """Calibrate again on the last loader, if any; return True if the network's moments are known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True
