@@ -35,7 +35,7 @@ _PLACES = {
     "with_loss": "models.moe",
     "world": "comm",
 }
-"""The module of each public name, imported when the name is used: help and plans need not wait for torch or MPI."""
+"""The module of each public name. It is imported when the name is used: help and plans load neither torch nor MPI."""
 
 __all__ = list(_PLACES)
 

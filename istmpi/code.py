@@ -16,9 +16,9 @@ from istmpi.errors import ConfigError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """Import, and so run, the module in ``name`` (FILE.py:NAME or package.module:NAME); return the module and NAME.
+    """Import, and thereby run, the module of ``name``: FILE.py:NAME or package.module:NAME. Return module and NAME.
 
-    ``option`` and ``what``: the place and the kind of the name, for messages. Raises ConfigError if the import fails.
+    ``option`` and ``what`` are for messages. Raises ConfigError for a malformed name, or if the import fails.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():
@@ -38,7 +38,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. If that code turned torch's gradients on or off, undo it; raise RuntimeError."""
+    """A context for foreign code. If the code turns torch's gradients on or off, undo that and raise RuntimeError."""
     import torch
 
     before = torch.is_grad_enabled()
@@ -55,7 +55,7 @@ def short(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return a sentence that names the last line of the user's code in a traceback; empty if it has none."""
+    """Return a sentence that names the last line of the user's code in a traceback; empty if no line is the user's."""
     libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(libraries) and "-packages" not in frame.filename:
@@ -64,7 +64,7 @@ def raised_in(error: BaseException) -> str:
 
 
 def _module_of_file(path: Path, given: str) -> ModuleType:
-    """Import a file as a module, which can import its neighbours from its own folder."""
+    """Import a file as a module that can import other files of its folder. Raises ConfigError if it is missing."""
     if not path.is_file():
         raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)

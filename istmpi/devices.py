@@ -29,7 +29,7 @@ def choose_device(wanted: str, local: Communicator) -> torch.device:
 
 
 def with_room(device: torch.device, nbytes: float) -> torch.device:
-    """Return ``device``; if it is a GPU with less than twice ``nbytes`` free, the CPU."""
+    """Return ``device``, or the CPU if ``device`` is a GPU with less than twice ``nbytes`` free."""
     return HOST if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes else device
 
 
@@ -38,7 +38,7 @@ def usable_cores() -> list[int]:
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's share of its cores, at least 1. A host's ranks (``local``) divide shared cores. Collective."""
+    """Return this rank's number of cores, at least 1. A host's ranks (``local``) divide shared cores. Collective."""
     usable = usable_cores()
     per_rank = local.allgather(usable)
     return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
@@ -60,7 +60,7 @@ def _threads_of_openmp() -> int:
 def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
     """Move a network to a device; tensors from the meta device get memory there, with undefined values.
 
-    ``Module.to_empty`` gives memory, too, but imports the whole of torch's decompositions: seconds on a busy machine.
+    ``Module.to_empty`` is not used, because it imports all of torch's decompositions, which takes seconds.
     """
     made: dict[int, nn.Parameter] = {}
     for module in network.modules():

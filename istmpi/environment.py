@@ -11,7 +11,7 @@ VARIABLES = {
     "ISTMPI_HDF5_PYTHON": ("bin/test", "$ISTMPI_VENV-hdf5/bin/python", "Python whose h5py was built with MPI."),
     "ISTMPI_SITE": ("bin/mkdocs.yml", "/tmp/istmpi-site", "Folder for the site of the pages."),
 }
-"""The program that reads each variable, its default, its meaning."""
+"""The reading program, the default and the meaning of each variable."""
 
 
 def read(name: str) -> str:

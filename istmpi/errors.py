@@ -70,13 +70,13 @@ class StoppedError(IstmpiError):
 
 
 class StuckError(IstmpiError):
-    """Ranks that wait for a rank that never comes, or a launcher that is gone."""
+    """Ranks that wait for a rank that does not respond, or a launcher that has ended."""
 
     exit_code = 76
 
 
 LONGEST_WORD = 100
-"""The longest word to compare, in characters: a longer word is not mistyped, and takes quadratic time."""
+"""The most characters of a word to compare: comparing takes quadratic time, and longer words are not mistyped."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -94,7 +94,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def kind_of(path: Path) -> str:
-    """Name the kind of a path that is not a regular file. Opening a pipe would wait for a writer."""
+    """Name the kind of a path that is not a regular file, such as a pipe; the path is not opened."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     Outputs = torch.Tensor | Sequence[torch.Tensor]
-    """A network's outputs as it returns them: one tensor, or a list or tuple with one for each exit."""
+    """A network's outputs as returned: a tensor, or a list or tuple with a tensor for each exit."""
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
@@ -35,7 +35,7 @@ def joined(returned: Outputs) -> torch.Tensor:
 def weighted_loss(
     loss: Callable[..., torch.Tensor], returned: Outputs, targets: torch.Tensor, weights: Sequence[float], **how: str
 ) -> torch.Tensor:
-    """Return the sum over exits of ``loss`` (called with ``how``) times the exit's weight, 1 without ``weights``."""
+    """Return the sum over exits of weight times ``loss`` (called with ``how``); without ``weights``, a weight is 1."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
@@ -43,7 +43,7 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless ``weights`` is empty, or has one for each exit, not all 0. ``network``: a name."""
+    """Raise ConfigError unless ``weights`` is empty, or has a weight for each exit, not all 0. ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"

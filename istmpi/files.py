@@ -12,11 +12,11 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""Endings of names that must be files in a run's folder. A folder with another name is refused only if written to."""
+"""Endings of names that only files may have in a run's folder; a folder with another ending is accepted."""
 
 
 def temporary(path: Path) -> Path:
-    """Return a new name beside a file. Nobody can guess it, so nobody can put a link there first."""
+    """Return a new random name beside a file; no other user can put a link there first."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
@@ -64,7 +64,7 @@ def require_files(folder: Path) -> None:
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """Raise ConfigError if a path exists but is no file (or allowed folder): opening a pipe may take for ever."""
+    """Raise ConfigError for a path to a pipe, a device, a broken link or (unless ``or_folder``) a folder."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def require_free(path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write. It gets its name if the block ends without an exception; else an older file stays.
+    """Open a new file to write. It replaces ``path`` if the block ends without an exception.
 
     A pipe or a device is written directly. Raises OutputError if the file cannot be written.
     """

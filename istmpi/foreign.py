@@ -23,20 +23,18 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of a metrics.jsonl, which is read into memory whole, as are TOML and JSON files."""
+"""The most bytes of a metrics.jsonl. This file is read into memory whole, as are TOML and JSON files."""
 MOST = 1e30
 """The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
-"""The most characters of a message. A longer message is cut in its middle: the cure is at its end."""
+"""The most characters of a message. The middle of a longer message is cut, because the cure is at the end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
-"""Text that names an object by its place in memory."""
 _LIMITS = (MemoryError, RecursionError, OverflowError)
-"""Errors that any reader may meet in a file that was made to cause them."""
+"""Errors of any reader for a file that is too large or nested too deeply."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
-"""The names of Python's and istmpi's files with exit and quit."""
+"""The files of Python and istmpi that define exit and quit."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Error numbers with which the system refuses a path."""
 
 
 def printable(text: str) -> str:
@@ -66,7 +64,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text. Raises ValueError as `whole_number` does."""
+    """Read a number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
     return float(_checked(text))
 
 
@@ -79,7 +77,7 @@ def is_number(text: str) -> bool:
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Return False for a text with ``_`` or beyond ASCII: Python takes 1_0 and digits of other scripts for numbers."""
+    """Return False for a text with ``_`` or characters beyond ASCII, which Python accepts in numbers."""
     return text.isascii() and "_" not in text
 
 
@@ -112,7 +110,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's reason in one line: the system's or istmpi's, else the text's first line, else the class."""
+    """Return an error's reason in one line: the system's text, the first line of the error's text, or the class."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -124,7 +122,7 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return a UserError for an error that means too large an input or an unusable path; None for other errors."""
+    """Return a UserError for an error from too large an input or an unusable path; None for other errors."""
     if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
         return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
@@ -135,7 +133,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return the error for foreign code that ended the program by ``error``; None if istmpi's own code did."""
+    """Return an error that names the foreign code that ended the program by ``error``; None for istmpi's code."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
@@ -143,7 +141,7 @@ def left(error: BaseException) -> IstmpiError | None:
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return `left`'s error for a line of a file; None for istmpi's files. ``how`` ended the program with ``code``."""
+    """Return the error of `left` for a line of a file; None for istmpi's files. ``how``: the exception's text."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
@@ -156,10 +154,10 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 
 @contextmanager
 def staying(*others: type[BaseException]) -> Iterator[None]:
-    """A context that runs foreign code, which must not end the program: its attempt becomes an IstmpiError.
+    """A context for foreign code that must not end the program: an attempt becomes an IstmpiError.
 
-    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. What
-    istmpi itself raised passes unchanged.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. Attempts of
+    istmpi's own code pass unchanged.
     """
     try:
         yield
@@ -183,7 +181,7 @@ def is_file(path: Path) -> bool:
 
 
 def content(path: Path, most: int) -> bytes:
-    """Read a small file. Raises ValueError if it is no regular file, or has more than ``most`` bytes."""
+    """Read a file. Raises ValueError if it is not a regular file or has more than ``most`` bytes."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:

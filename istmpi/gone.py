@@ -1,4 +1,4 @@
-"""Settings that no longer exist. Older checkpoints have them; values that had no effect are accepted."""
+"""Settings of older checkpoints that no longer exist. A value that had no effect is accepted."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ GONE = {
 """The removed settings, each with the only value that is still accepted, because it had no effect."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that versions with comm.survive wrote into every run. A run without them means the same."""
+"""Settings that versions with comm.survive wrote into every run. A run without these values means the same."""
 
 
 def is_gone(name: str, value: Any, source: str) -> bool:

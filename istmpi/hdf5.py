@@ -1,11 +1,11 @@
-"""HDF5 files that guard themselves: the common part of checkpoints and prepared data sets.
+"""HDF5 files with checksums: the common part of checkpoints and prepared data sets.
 
     /                 attribute ``checksum``: the CRC-32 of what `seal` lists
     /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
                       ``n*b//blocks`` to ``n*(b+1)//blocks``
 
-Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may map its rows, and
-nothing that is read comes from another file. HDF5's own structures have checksums, too (object headers of version 2).
+Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may map rows into memory,
+and reads nothing from other files. HDF5's own structures have checksums, too (object headers of version 2).
 """
 
 import json
@@ -24,20 +24,19 @@ from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.foreign import reason
 
 LOCKING = False
-"""A file appears complete and never changes, so it needs no lock. Cluster file systems often cannot lock."""
+"""HDF5's locks are off: a file appears complete and never changes. Cluster file systems often cannot lock."""
 
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
 """Options of new files: headers with checksums, readable since HDF5 1.8; large datasets begin at multiples of 4 KiB."""
 
 READABLE = (1, 2)
-"""Versions that can be read. In version 1 no checksum guards attributes and the list of datasets."""
+"""Format versions that can be read. Version 1 has no checksum of attributes and of the list of datasets."""
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
 CHANGED = "its attributes or its list of datasets have changed since saving"
 
 _CHUNK = 2**24
-"""Bytes read at a time when checksums are compared."""
 
 Read = Callable[[int], None]
 """A function that is called with the number of bytes just read."""
@@ -70,7 +69,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return a file's format version. Raises DataError if it is unknown or contradicts ``checksum``."""
+    """Return a file's format version. Raises DataError if format, version or attribute ``checksum`` is wrong."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -85,10 +84,10 @@ def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -
 
 @contextmanager
 def new_file(path: Path, room: int) -> Iterator[h5py.File]:
-    """Create a file to fill. Raises OSError if the disk has no room for it, now or when it is closed.
+    """Create a file to fill. Raises OSError if the disk has no room for it, at once or at the end of the context.
 
-    HDF5 writes its own structures when the file is closed, and does not survive a full disk. So another file keeps
-    ``room`` bytes of the disk for them until then.
+    HDF5 writes its structures when the file is closed, and does not survive a full disk. Until then, another file
+    keeps ``room`` bytes for the structures.
     """
     keeper = path.with_suffix(".room.tmp")
     try:
@@ -115,7 +114,7 @@ def names_array(names: Sequence[str]) -> np.ndarray:
 
 
 def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Set an attribute. Texts get a fixed length: HDF5's checksums guard no other texts."""
+    """Set an attribute. Texts get a fixed length, because HDF5's checksums do not cover other texts."""
     if isinstance(value, str):
         text = value.encode()
         place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
@@ -137,7 +136,7 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, whatever HDF5's encoding."""
+    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, independent of HDF5's encoding."""
     description = {
         "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
         "datasets": {
@@ -162,7 +161,7 @@ def shown(value: Any) -> str:
 
 
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """Return a dtype's type in the file, little-endian. bfloat16 is a true float, which HDF5 converts for readers."""
+    """Return a dtype's type in the file, little-endian. bfloat16 is a float type, which HDF5 converts for readers."""
     if dtype.startswith("S"):
         return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
     if dtype != "bfloat16":
@@ -185,7 +184,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return every dataset of the file itself by its path, in the order of names."""
+    """Return all datasets of the file by path, in the order of names, without those behind links."""
     by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:

@@ -1,9 +1,9 @@
-"""Locks a folder for one run at a time: a file in it names the run's process.
+"""Locks a folder for one run at a time, by a file that names the run's process.
 
-The file is made in one step that fails if it is there already, which works on every file system that ranks share: the
-system's own locks are often missing there, or hold on one host alone. The file of a killed run counts as left over: on
-its own host once the process is gone, on other hosts once no process touched the file for a while, in a restart of the
-same SLURM job at once.
+The file is made in one step that fails if the file exists. This works on every file system that ranks share, where the
+system's own locks are often missing or hold on one host alone. The file of a killed run is stale on the run's host once
+the process is gone, and on other hosts once the file was not touched for a while. A restart of the same SLURM job takes
+the file at once.
 """
 
 import contextlib
@@ -23,20 +23,19 @@ from istmpi.files import preparing, require_file, temporary
 FILE = "lock.json"
 
 SECONDS_BETWEEN_TOUCHES = 10.0
-"""Seconds between two touches of the file while the folder is held."""
 SECONDS_UNTIL_LEFT = 120.0
-"""The age at which another host's file counts as left over. File systems may show its time a minute late."""
+"""The age at which another host's file counts as stale. File systems may show a touch a minute late."""
 SECONDS_TO_END = 10.0
-"""The seconds to wait for a process of this host: its launcher may be ending it."""
+"""The seconds to wait for the end of a run on this host, whose launcher may be ending it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class FolderLock:
-    """A lock on a folder, until it is released or this process ends. It creates the folder if needed.
+    """A lock on a folder until `release` or the end of this process. The constructor creates a missing folder.
 
-    ``note`` gets a message if the file is another host's: the wait is then up to `SECONDS_UNTIL_LEFT`. Raises
-    ConfigError if another run holds the folder, or if the file cannot be written.
+    ``note`` gets a message if a run on another host has the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`.
+    Raises ConfigError if another run holds the folder, or if the file cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -63,7 +62,7 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone or replaced; remove a left-over file. Raises ConfigError if a run uses it."""
+        """Wait until the file is gone or replaced; remove a stale file. Raises ConfigError if a run uses the folder."""
         text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
@@ -83,7 +82,7 @@ class FolderLock:
         self._remove(text)
 
     def _remove(self, text: str) -> None:
-        """Remove the file if it still has this text. Only one process at a time may remove a file."""
+        """Remove the lock's file if it still has this text; only one process at a time may remove a file."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _create("", turn):  # an empty file has room even on a full disk
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
@@ -209,7 +208,7 @@ def _touched(path: Path) -> int | None:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was touched, by the clock of its file system: other hosts' clocks differ."""
+    """Return the seconds since a file was touched, by its file system's clock, because hosts' clocks differ."""
     beside = temporary(path.with_name(FILE))
     try:
         beside.touch()

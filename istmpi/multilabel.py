@@ -1,13 +1,13 @@
-"""Rows with any number of labels among very many: their losses, and scores of the labels that are ranked first.
+"""Losses and scores of rows that have any number of labels among very many.
 
-The loss ``softmax`` is the mean over an example's labels of their cross-entropy among all labels, ``binary`` the
-cross-entropy of each label for itself, summed over all.
+The loss ``softmax`` is the mean over an example's labels of the cross-entropy among all labels. The loss ``binary`` is
+the sum over all labels of the cross-entropy of each label alone.
 
-For an example with labels, both are ``total(logits) - sum over its labels of weight * logit``. So a few numbers hold
-what a part of the labels contributes, and no logits need to travel (`parts_of`).
+Both losses of an example are ``total(logits) - sum over its labels of weight * logit``. So a few numbers hold the
+contribution of a part of the labels, and ranks send no logits (`parts_of`).
 
-PSP@k is a precision at k in which a hit counts 1 / propensity of its label, divided by the best ranking's value
-(Jain, Prabhu and Varma, KDD 2016).
+PSP@k is a precision at k in which a hit counts 1 / propensity of its label (the odds that a true label is noted),
+divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Combine `total_of` for parts of the labels ``[parts, b]`` into that of all labels ``[b]``."""
+    """Combine `total_of` for parts of the labels ``[parts, b]`` into the total of all labels ``[b]``."""
     return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
 
 
@@ -55,9 +55,10 @@ def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
 
 
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
-    """Return what labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, contribute to each example.
+    """Return the contributions of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to each example.
 
-    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their labels, or -inf.
+    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their labels. Unused places
+    are -inf.
     """
     import torch
 
@@ -142,6 +143,6 @@ class Ranking:
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return each label's 1 / (odds to be noted if true): ``1 + (log(rows) - 1) * ((b + 1) / (counts + b)) ** a``."""
+    """Return each label's 1 / propensity: ``1 + (log(rows) - 1) * ((b + 1) / (counts + b)) ** a``."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

@@ -18,7 +18,6 @@ SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 """The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""
 
 ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
-"""Activations of mlp, as `torch.nn` calls them."""
 NORMS = ("batch", "layer", "none")
 
 
@@ -36,5 +35,5 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """Return the class in a network's name, without its place; an empty text unless `is_module`."""
+    """Return the class in a network's name, without the file or package; an empty text unless `is_module`."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

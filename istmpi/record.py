@@ -31,7 +31,7 @@ def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of one run: ``run.toml``, ``metrics.jsonl``, ``summary.json`` and the plots."""
+    """The folder of one run: ``run.toml``, ``metrics.jsonl``, ``summary.json`` and others."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -40,11 +40,11 @@ class RunFolder:
 
     @staticmethod
     def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a run's folder without creating it: ``wanted``, else the first free runs/NAME, runs/NAME-2, ...
+        """Return a run's folder without creating it: ``wanted``, or the first free of runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` it may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or that of the checkpoint
-        ``resume`` (DataError if that does not exist). Raises ConfigError as `require_usable` does and, without
-        ``resume``, if it is in use.
+        With ``resume`` the folder may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder of the
+        checkpoint ``resume``. Raises DataError if the checkpoint does not exist. Raises ConfigError as `require_usable`
+        does and, without ``resume``, if another run uses the folder.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -95,7 +95,7 @@ class RunFolder:
             (self.path / f".{name}").replace(self.path / name)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl. Raises OutputError if that fails; the next call writes the line first."""
+        """Append a line to metrics.jsonl. Raises OutputError if it cannot be written; the next call writes it first."""
         self.pending.append(json.dumps(metrics) + "\n")
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
@@ -150,7 +150,7 @@ def _free(path: Path) -> Path:
 
 
 def _flatten(line: dict[str, Any]) -> None:
-    """Bring a line of an earlier istmpi, whose score was an object, to its present form."""
+    """Convert a line of an earlier istmpi, whose score was an object, to the present form."""
     score = line.get("score")
     if isinstance(score, dict):
         line["score"] = score.get("score")

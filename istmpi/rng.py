@@ -28,7 +28,7 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 
 
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1) for positions as in `bits`: ``[count]`` float64, multiples of 2**-53."""
+    """Return uniform numbers in [0, 1), one for each position of `bits`: ``[count]`` float64, multiples of 2**-53."""
     return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
 
 

@@ -1,10 +1,10 @@
-"""A setting's type says all about it: values, range, a sentence of help. msgspec checks values against it.
+"""Types of settings: a type has the setting's values, range and a sentence of help. msgspec checks values against it.
 
     rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
-`also` says what msgspec cannot: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, ``rising`` for a
-list in which each number is above the one before it, ``known`` for the allowed names, with ``or`` for words on other
-allowed values, and ``must`` for a message that explains a range better.
+`also` adds limits that msgspec lacks: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, ``rising``
+for a list in which each number is above the one before it, ``known`` for the allowed names, with ``or`` for words on
+other allowed values, and ``must`` for a message that explains a range better.
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
 
 
 def _draft_7(node: Any) -> Any:
-    """Convert a schema of msgspec: without null, which TOML lacks, and with draft 7's tuples."""
+    """Convert a schema of msgspec to draft 7: drop null, which TOML lacks, and rename the items of tuples."""
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -145,7 +145,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Convert a file's value to its type ``hint``. Raises a one-line ConfigError, also for NaN against limits."""
+    """Convert a file's value to type ``hint``. Raises a one-line ConfigError, also for NaN if ``hint`` has limits."""
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

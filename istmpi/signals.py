@@ -14,9 +14,10 @@ _SAME_REQUEST = 0.5
 
 
 class Receiver:
-    """Takes the process's signals; a later SIGTERM or Ctrl-C ends the process at once. Use `receiver` to get it.
+    """Takes the process's signals: the first is a request, a later SIGTERM or Ctrl-C ends the process at once.
 
-    A thread receives the signals, since the main thread may be waiting inside MPI. Create it in the main thread.
+    A thread receives the signals, because the main thread may be waiting inside MPI. Get the object from `receiver`,
+    first in the main thread.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Receiver:
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 
     def listen(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the name of the first signal that comes, or that has come before."""
+        """Call ``tell`` with the next signal's name, or at once with that of an unreported signal."""
         with self._changing:
             self._tell = tell
             if self._untold:

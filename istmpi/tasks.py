@@ -1,6 +1,6 @@
 """Tasks: the loss that training reduces, and the score that judges a network. This module imports torch only when used.
 
-A new task is a class here and its name in `TASKS`. The class has all facts on the task.
+A new task needs a class in this module and its name in `TASKS`. The class has all facts on the task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_LABELS = "node-labels"
 OWN = "own"
 OFF = -1
 LOWER = " (lower is better)"
-"""The ending of a user's score name if lower is better. So a run's record tells the direction."""
+"""The ending of the name of a user's score in a run's record, if lower is better."""
 
 
 def _functional() -> ModuleType:
@@ -37,7 +37,7 @@ def _functional() -> ModuleType:
 
 
 class Task(ABC):
-    """A loss, which is a mean over examples, and a score, made of such means."""
+    """A loss, which is a mean over examples, and a score, computed from such means."""
 
     score: str
     higher_is_better = True
@@ -46,15 +46,15 @@ class Task(ABC):
     inputs = "numbers"
     """The kind of the data (`istmpi.data.hdf5.OPEN`), as messages name it."""
     network = ""
-    """The advice for a network that takes dense rows of numbers; empty if such a network is right."""
+    """The advice for a network that takes dense rows of numbers; empty if the task's data are such rows."""
     start: tuple[str, ...] = ()
     """The arguments of `istmpi train` for a first run."""
     scored = 0
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = predicts_numbers = several_labels = False
-    """True by an example's targets: one class; numbers to predict; a row of 0 and 1 for its labels."""
+    """True if the target of an example is, in this order, a class; numbers; a row with a 0 or 1 for each label."""
     of_tokens = ranks_labels = of_nodes = False
-    """True if examples are windows of tokens; sparse rows with ranked labels; nodes of a graph scored as a whole."""
+    """True if examples are, in this order, windows of tokens; sparse rows with ranked labels; nodes of a graph."""
     of_trees = False
     """True if the user's functions compute loss and score, from outputs (any tree) and a batch (`OwnTask`)."""
     distils = False
@@ -68,7 +68,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """Return sums over examples of the values whose means make the score: one number, or `numbers` numbers."""
+        """Return sums over examples whose means make the score: one number, or as many as `numbers`."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
@@ -125,9 +125,9 @@ class Regression(Task):
 
 
 class NextToken(Task):
-    """Cross-entropy in nats of each token given those before it: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
+    """Cross-entropy in nats of each token given the tokens before: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
 
-    An example is a window of tokens and its loss is their mean; the score is the perplexity.
+    An example is a window of tokens; its loss is the mean over tokens. The score is the perplexity.
     """
 
     score = "perplexity"
@@ -191,7 +191,7 @@ class BinaryMultiLabel(MultiLabel):
 
 
 class NodeClasses(Task):
-    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is their accuracy."""
+    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is these nodes' accuracy."""
 
     score = "accuracy"
     inputs = "a graph"
@@ -245,7 +245,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The length of `points`: for each k of `AT` the true labels among the k ranked first; then the `f1_points`."""
+    """The length of `points`: the number of true labels among the first k, for each k of `AT`; then `f1_points`."""
     several_labels = distils = True
 
     @staticmethod
@@ -267,7 +267,7 @@ class DenseLabels(_Flags):
 class OwnTask(Task):
     """A user's loss and score, each a mean over the examples of a batch (`istmpi.data.callable.task`).
 
-    This class computes neither: a program does (`istmpi.Distributed`).
+    A program (`istmpi.Distributed`) computes both, not this class.
     """
 
     score = "score"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Named(dict):
-    """A network's keyword arguments. If a batch has any, they are the last of its inputs."""
+    """A network's keyword arguments, which are the last input of a batch."""
 
 
 def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 
 
 def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
-    """Return the unit, and its factor, that suits an axis up to ``largest``: ``MB`` rather than 10^8."""
+    """Return the unit for an axis up to ``largest``, with its factor: ``MB`` rather than 10^8."""
     least = 10 if units is SECONDS else 1  # 90 s rather than 1.5 min
     return [*units.items()][max(sum(least * factor <= largest for factor in units.values()) - 1, 0)]
 

@@ -1,4 +1,4 @@
-"""Every setting that a run may have, as the code declares it. No network is built."""
+"""Lists every setting that a run may have, without building a network."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ Init = Annotated[
 
 @dataclass(frozen=True)
 class Model:
-    """The network."""
+    """The network mlp."""
 
     name: Network = "mlp"
     hidden: Annotated[
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def batch_statistics(self) -> str:
-        """The setting that makes the network normalise over the batch, as text; empty if it does not."""
+        """The setting that makes the network normalise over the batch, as text; empty without one."""
         if self.norm == "batch":
             return "model.norm = 'batch'"
         return "model.output_norm = true" if self.output_norm else ""
@@ -69,7 +69,7 @@ class Model:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A plain torch.nn.Module. ``arguments`` are its constructor's arguments, as the run gives them."""
+    """A network that is a plain torch.nn.Module. ``arguments``: the constructor's arguments that the run sets."""
 
     name: Network
     dtype: DType = "float32"
@@ -81,7 +81,7 @@ class OwnModel:
         return self.arguments
 
     batch_statistics = ""
-    """Always empty: only the network itself, once it is made, shows if it normalises over the batch."""
+    """Always empty: settings do not show if the network normalises over the batch."""
 
 
 OWN_SETTINGS = ("name", "dtype", "scale", "init")
@@ -130,8 +130,6 @@ Method = make_dataclass(
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The local optimizer."""
-
     name: Annotated[
         str,
         also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),

@@ -1,7 +1,7 @@
 """A run: all settings. The command line overrides the run file (TOML), and the run file overrides the defaults.
 
-Unknown keys are refused, with the most similar known key as a hint. The complete run is saved beside its results; that
-file gives the same run.
+Unknown keys are refused, with the most similar known key as a hint. The complete run is saved with its results, in a
+file that gives the same run again.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).parents[1] / "runs"
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a run. `Run.load` and `Run.override` make one and check it."""
+    """The settings of a run. `Run.load` and `Run.override` make and check a run."""
 
     data: Data = field(default_factory=Data)
     model: Model | OwnModel = field(default_factory=Model)
@@ -52,9 +52,9 @@ class Run:
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
-        """Return the run in a TOML file or a run's folder, or the run of this name that ships with the package.
+        """Return the run of a TOML file, of a run's folder, or of a name that ships with the package.
 
-        A folder's run is returned without its folder, for a new training. Raises ConfigError if it cannot be used.
+        From a folder, the run comes without output.folder, for a new training. Raises ConfigError if unusable.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):
@@ -79,7 +79,7 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with ``settings``, such as ``{"method.local_steps": 20}``. Raises ConfigError if wrong."""
+        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError if one is wrong."""
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
@@ -100,7 +100,7 @@ class Run:
         return _build(Run, tree, "", source)
 
     def with_implied(self) -> "Run":
-        """Return the run with the settings that other settings imply. Raises ConfigError if settings contradict."""
+        """Return the run with the settings that others imply. Raises ConfigError if settings contradict each other."""
         own_files, implied = "{rank}" in self.data.source, {}
         if is_function(self.data.source):
             own_files = takes_rank(self.data.source)
@@ -134,9 +134,9 @@ class Run:
         return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
-        """Return pairs in the order of training: the round at which an image size ends, and the side of the images.
+        """Return (rounds done when an image size ends, side of the images) for each size, in the order of training.
 
-        The side is 0 without `train.resolution`. Raises ConfigError if that is unusable.
+        The side is 0 without `train.resolution`. Raises ConfigError if `train.resolution` is unusable.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:
@@ -158,8 +158,8 @@ class Run:
     def phases(self) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.
 
-        The method of `method.finish` is included even without a round, so that its name is checked. ConfigError if
-        `method.finish` is unusable.
+        The method of `method.finish` is included even without a round, so that its name is checked. Raises ConfigError
+        if `method.finish` is unusable.
         """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
         if not finish:
@@ -183,7 +183,7 @@ class Run:
         return [(first, rounds - last), (name, last)]
 
     def stretches(self) -> list[tuple[str, int, int]]:
-        """Return (method, side of the images, number of rounds) for each part of the run in which both are constant."""
+        """Return (method, side of the images, number of rounds) for each part of the run with one method and side."""
         (first, rounds), *finish = self.phases()
         stretches, begin = [], 0
         for end in sorted({rounds, *(end for end, _ in self.sides())} - {0}):
@@ -211,7 +211,7 @@ class Run:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """Return both values of each setting in which two runs differ, by dotted name; None if it is not set."""
+        """Return (value here, value in ``other``) of each setting that differs, by dotted name; None if not set."""
         first, second = self.flat(), other.flat()
         pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -222,7 +222,7 @@ def shipped() -> list[str]:
 
 
 def type_of(setting: str, model: str = "mlp") -> Any:
-    """Return the type of a setting, given by its dotted name, for the network ``model``; None if it is unknown."""
+    """Return the type of a setting, given by its dotted name, for the network ``model``; None if unknown."""
     section, _, key = setting.rpartition(".")
     kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None

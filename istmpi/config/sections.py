@@ -11,8 +11,6 @@ from istmpi.settings import MOST, Count, Fraction, Meta, Natural, NotNegative, P
 
 @dataclass(frozen=True)
 class Data:
-    """The data to learn from."""
-
     source: Annotated[
         str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number."
     ] = "digits"
@@ -193,8 +191,6 @@ class Comm:
 
 @dataclass(frozen=True)
 class Output:
-    """The place of the results."""
-
     folder: Annotated[
         str, "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), numbered if it exists."
     ] = ""

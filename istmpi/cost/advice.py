@@ -15,12 +15,12 @@ from istmpi.units import in_seconds, number
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 TRANSFER_SHARE = 0.2
-"""The largest share of a round for transfers. More local steps would save little more."""
+"""The largest share of a round's time for transfers; below it, more local steps save little."""
 LEAST_SHARE = 0.1
-"""The smallest share of the network that an example may train: an eighth helps, a twentieth harms."""
+"""The smallest share of the network that an example may train: a share of 1/8 helped, 1/20 harmed."""
 LEAST_EFFICIENCY = 0.5
 WORTH_IT = 1.25
-"""The factor by which a method must be faster than one that trains more like a single process."""
+"""The least speed-up over a method that trains more like a single process."""
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
 """Methods, in the order of how closely they train like one process."""
 COLUMNS = ("method", "ranks", "local steps", "an epoch", f"link for {COMPUTING:.0%} computing")
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Advice:
-    """The run to take, each method's row of `COLUMNS`, and notes on both."""
+    """The recommended run in words, a row of `COLUMNS` for each method, and notes."""
 
     first: str
     rows: list[tuple[str, ...]]
@@ -64,7 +64,7 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """Return the run to use on a cluster, and the other methods for comparison."""
+    """Recommend a run on a cluster, or a single process if no method is efficient; list all methods."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]
@@ -99,7 +99,6 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    """Return the choice of the fewest local steps that keep transfers a small part of the time, otherwise the most."""
     every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)

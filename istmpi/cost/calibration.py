@@ -1,4 +1,4 @@
-"""The examples to calibrate the full network on, and the share of a run's FLOPs that its evaluations take; no torch."""
+"""Counts the examples to calibrate the full network on, and evaluations' share of a run's FLOPs, without torch."""
 
 from collections.abc import Collection
 from fractions import Fraction
@@ -10,11 +10,11 @@ from istmpi.cost.holdings import Number
 from istmpi.models.architecture import Architecture
 
 SAMPLED = 1024
-"""The most training examples to calibrate on, unless a setting decides."""
+"""The most training examples to calibrate on, unless evaluate.calibration_examples is set."""
 SHARE = Fraction(1, 10)
 """The largest share of a run's FLOPs that its evaluations may take."""
 LEAST_SAMPLED = 64
-"""The smallest number of examples: fewer would leave the moments to chance."""
+"""The fewest examples to calibrate on; moments of fewer would be inexact."""
 FREE = 2**28  # FLOPs: a fraction of a second
 
 
@@ -42,9 +42,9 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Return the number of examples to calibrate on: the run's setting, otherwise as FLOPs allow, up to `SAMPLED`.
+    """Return the number of examples to calibrate on: the run's setting, or as many as FLOPs allow, up to `SAMPLED`.
 
-    ``trained``, ``scored``: the counts of training and scored examples.
+    ``trained``, ``scored``: the numbers of training and scored examples.
     """
     if run.evaluate.calibration_examples:
         return run.evaluate.calibration_examples

@@ -55,9 +55,9 @@ class Cluster:
     transfer_seconds: float = 0.0
     """The time of every transfer in addition to its messages."""
     deal_seconds: float = 0.0
-    """The time that a round takes to deal, plan and agree."""
+    """The time of a round to deal units, plan transfers and let ranks agree."""
     beside: float = 1.0
-    """1 if local steps hide transfers; 0 on one host, whose cores copy what is sent."""
+    """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.n
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:
-    """Return the links of a network from seconds a message, and bytes a second in each direction."""
+    """Return a network's links from the seconds of a message, and the bytes a second in each direction."""
     link = Link(latency, 1 / bandwidth)
     return {"alltoallv": link, "allreduce": link}
 

@@ -1,7 +1,8 @@
-"""The ways in which ranks send each other parameters, and the load of each on network and memory.
+"""The ways in which ranks send each other parameters, and their load on network and memory.
 
-A pull goes from owners to holders (the ranks that train), a push back, a hop to the next holders. Sizes are bytes, with
-one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks send at full rate.
+A pull goes from owners to holders (the ranks that train), a push goes back to owners, a hop goes to the next holders.
+Sizes are bytes, with one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks
+send at full rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a copy of it takes 1."""
+"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a copy takes 1."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Collective:
     """A way of sending parameters: its expected load and, for some ways, the exact bytes."""
 
     load: Callable[[Holdings], Load | None]
-    """A function that returns the load of one use, or None if the run does not use this way."""
+    """A function that returns the load of sending once, or None if the run does not send in this way."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
     """A function that returns the bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
 
@@ -78,7 +79,6 @@ def _push(held: Holdings) -> Load:
 
 
 def _hop(held: Holdings) -> Load | None:
-    """Return the load of a hop; None if all values return to owners."""
     if held.redeal is None:
         return None
     moved = max(held.hop_bytes(part) for part in held.parts)
@@ -93,7 +93,7 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads with method.delay: holders send during the last ``early`` local steps, owners before them."""
+    """Return IST's loads with method.delay: holders send in the last ``early`` local steps, owners in earlier ones."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -127,7 +127,7 @@ def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
 
 
 def _share(run: Run, held: Holdings) -> Load | None:
-    """Return the load of a round's share of the mean of undealt parameters; None if ranks take no such mean."""
+    """Return a round's part of the load of averaging undealt parameters; None if ranks do not average them."""
     if not held.shared_every:
         return None
     every, spec = held.shared_every, spec_of(run.method.name)
@@ -150,7 +150,7 @@ def _all_gather(held: Holdings) -> Load:
 
 
 def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarray]:
-    """Return a function that counts each rank's bytes: in a pull or push of whole copies, or in a mean."""
+    """Return a function that counts the bytes each rank sends in a pull or push of whole copies, or in a mean."""
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         everyone = Replicated(owners.lengths, owners.ranks)

@@ -1,4 +1,4 @@
-"""Counts a run's bytes, FLOPs and memory. Traffic, and sizes if blocks are dealt, are expectations over deals."""
+"""Counts a run's bytes, FLOPs and memory. Bytes sent are expectations over deals; so are sizes if blocks are dealt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +17,8 @@ from istmpi.models.architecture import Architecture
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""
 FORWARD_NORMALISATION_FLOPS = 8
-"""The part of `NORMALISATION_FLOPS` in the forward pass."""
 KEPT_OUTPUTS = 2
-"""The number of tensors that the backward pass needs for each product: output and activation."""
+"""The tensors kept for the backward pass of a product: its output and the activation."""
 PROCESS = 310_000_000
 """Bytes of Python, torch 2.13 for the CPU and MPICH 5.0, measured."""
 
@@ -44,7 +43,7 @@ class Memory:
     """Bytes in one rank's memory, without the examples."""
 
     owned: Number
-    """Rows that the rank owns, with their optimizer state; those of the rank that owns most."""
+    """Rows of the rank that owns most, with their optimizer state."""
     network: Number
     gradients: Number
     optimizer: Number
@@ -52,14 +51,14 @@ class Memory:
     """Bytes that a transfer packs and receives."""
     activations: Number
     copies: Number
-    """Copies of parameters beside the network that is trained."""
+    """Copies of parameters in addition to the trained network."""
     evaluation: Number = 0
-    """Values in the evaluation of a whole graph. Gradients and activations are not in memory then."""
+    """Values in the evaluation of a whole graph, when memory has no gradients and activations."""
     process: Number = PROCESS
 
     @property
     def total(self) -> Number:
-        """Bytes at the peak. Training, an evaluation and a transfer's buffers take turns: only the largest counts."""
+        """The peak of bytes. Training, an evaluation and a transfer follow each other, so only the largest counts."""
         at_a_time = max(self.gradients + self.activations, self.evaluation, self.buffers)
         return self.process + self.owned + self.network + self.optimizer + at_a_time + self.copies
 
@@ -90,7 +89,7 @@ class Cost:
     tensors: int
     """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
     start_bytes: Number
-    """Bytes that the first round sends in addition to those of a later one; negative if it sends fewer."""
+    """Bytes of the first round minus bytes of a later round."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
@@ -138,10 +137,11 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on ``ranks`` ranks. ``method`` replaces the run's; it may be of `RIVALS`, which cannot run.
+    """The cost of a run on ``ranks`` ranks. ``method``, also one of `RIVALS`, replaces the run's method.
 
-    ``shared_batch``: True if ranks divide train.batch, as in the paper, when the method sends in each step.
-    ``examples``: the number of training examples, for methods whose rounds are passes over the data.
+    ``shared_batch``: True if the ranks of a method that sends in each step divide train.batch, as in the paper.
+    ``examples``: the number of training examples, for methods whose rounds are passes over the data. Raises ConfigError
+    if ranks or settings do not fit.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -218,7 +218,7 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return (cost, number of rounds) for each part of a run with one method and image size.
 
-    ``smaller``: the networks for smaller images, by side; without them image sizes do not count.
+    ``smaller``: the networks for smaller images, by side; other sides count as full size.
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="

@@ -1,11 +1,10 @@
 """Plans the evaluation of the full network without torch: the weights that every rank gathers, and the bytes sent.
 
 *Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
-of a leaf (a layer), and the outputs are gathered. All weights of an mlp are sharded. Another leaf is sharded if this
-sends fewer bytes, or if gathered weights would not fit into the memory of training's gradients and activations, free
-meanwhile. If any weight is sharded, all ranks pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory
-allows, all weights are gathered. If each rank has its own examples, each owner in turn sends its rows of a sharded leaf
-to all.
+of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this sends fewer bytes, or if gathered weights
+would not fit into the memory that training's gradients and activations leave free. If any weight is sharded, all ranks
+pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank
+has its own examples, a leaf is sharded only for lack of memory, and its owners in turn send their rows to all ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ TOTALS = 24
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
 COUNT = 8
-"""Bytes of the number of values from which a normalisation's moments are computed."""
+"""Bytes of a count: the number of values behind a normalisation's moments."""
 RANKED = 8 * Ranking.size
 PART = 8 * (2 + 2 * TOP)
 """Bytes that a rank sends about its part of an example's labels."""
@@ -42,18 +41,18 @@ class Weights:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The parameters that are sharded in an evaluation, and the bytes that follow from it."""
+    """The parameters that are sharded in an evaluation, the bytes of all others, and the bytes that ranks send."""
 
     sharded: frozenset[str]
     gathered_bytes: int
     sent: int
-    """Bytes that all ranks send; with local examples only those of gathered weights."""
+    """Bytes that all ranks send; if ranks have their own examples, only the bytes of gathered weights."""
     by_units: bool = False
     """True for a graph if each layer's units are spread over the ranks."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """The bytes that training takes on every rank and that are free during an evaluation.
+    """Return the bytes of gradients and activations, which are free on every rank during an evaluation.
 
     If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
@@ -71,7 +70,7 @@ def windows_together(batch: int, logits: int) -> int:
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """The least bytes of a pass: its examples (or graph), and the widest outputs before and after a normalisation."""
+    """Return the least bytes of a pass: examples or graph, and the widest outputs before and after a normalisation."""
     widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
@@ -94,8 +93,8 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples in each pass.
 
-    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest outputs, and nothing in
-    a calibration.
+    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest outputs, and in the
+    first pass (calibration) nothing.
     """
     parameters = architecture.parameters.items()
     sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}

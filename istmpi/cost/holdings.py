@@ -31,7 +31,7 @@ class Part:
 class Origin:
     """The probabilities that no rank, or another rank, held an element in the round before.
 
-    An element that no rank held comes from its owner. The probabilities also apply to the round after.
+    Owners send the elements that no rank held. The probabilities for the next round are the same.
     """
 
     nobody: Number
@@ -39,7 +39,7 @@ class Origin:
 
 
 class Holdings:
-    """The amount of the parameters that each rank is dealt, and what it gets from owners and other holders.
+    """The sizes of the parameters that ranks are dealt, and the bytes that ranks get from owners and other holders.
 
     ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the number of ranks that
     take part in a round. ``redeal``: the fraction of units that change ranks in a round; None if all units return to
@@ -124,7 +124,7 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Every tensor that is sent, with the bytes of a value and of a message's scales."""
+        """Return each tensor that is sent, with the bytes of a value and of a message's scales."""
         tensors = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
@@ -136,7 +136,7 @@ class Holdings:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
 
     def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Return the bytes of these parameters in one pass round a ring."""
+        """Return the bytes of ``parameters`` in one pass round a ring."""
         if self._wire == "float32":
             return bytes_of(parameters, self.lengths)
         travelling = self.with_slots(parameters)
@@ -226,7 +226,7 @@ class Holdings:
 
     @cached_property
     def share_of_a_rank(self) -> Fraction:
-        """The fraction of the network that a rank trains with an example: the mean over ranks."""
+        """The fraction of the network that a rank trains, as the mean over the ranks of a round."""
         return Fraction(self.held_elements) / self.members / self.network_elements
 
 

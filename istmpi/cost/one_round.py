@@ -23,7 +23,7 @@ MOST_WORK = 10**8
 def run_bytes(
     run: Run, architecture: Architecture, ranks: int, smaller: Mapping[int, Architecture] | None = None
 ) -> int | None:
-    """The bytes that all ranks send to train a run with its seed; None if unknown, or beyond `MOST_WORK`."""
+    """The bytes that all ranks send in training; None if shares change, for dynamic-averaging, or above `MOST_WORK`."""
     work = run.train.rounds * ranks**2 * sum(architecture.lengths[name] for name in architecture.groups)
     stretches = run.stretches()
     names = [name for name, _, _ in stretches]
@@ -49,9 +49,9 @@ def round_bytes(
     shares: Shares | None = None,
     fresh: bool | None = None,
 ) -> list[int]:
-    """Return the bytes that each rank sends in a round with its deal; ``shares`` replace the settings'.
+    """Return the bytes that each rank sends in a round. ``shares`` replace those of the settings.
 
-    ``fresh``: True in the first round of its method in a job.
+    ``fresh``: True if the round is the first of its method in a job, as round 0 always is.
     """
     route, moved = _route(run, architecture, ranks, shares)
     return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()

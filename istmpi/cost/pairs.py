@@ -24,9 +24,9 @@ def pair_bytes(
     exclude: Partition | None = None,
     wire: str = "float32",
 ) -> np.ndarray:
-    """The bytes from every rank to every rank, itself included, if all parameters move: ``[from, to]`` int64.
+    """The bytes from every rank to every rank, also to itself, if all parameters move: ``[from, to]`` int64.
 
-    ``exclude``: a deal. Elements of its dealt parameters that any rank has in this deal do not move.
+    ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, parameter in parameters.items():

@@ -40,7 +40,7 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Return False if a method deals out units, but the network has none."""
+        """Return False if a method deals out units, but there are none, unless method.partition is empty."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 

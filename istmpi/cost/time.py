@@ -1,7 +1,7 @@
 """Seconds of a round and an epoch: the α-β model, applied to the counts of `istmpi.cost.counts`.
 
-Ranks compute at the same time and meet at the end of the round, so the slowest counts. A link is full duplex. Only the
-ends of a message can be the bottleneck.
+All ranks compute at the same time and wait for the slowest at the end of a round. A link is full duplex. Only the
+sender's or the receiver's link can limit a message.
 """
 
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from istmpi.cost.cluster import Cluster, Link
 from istmpi.cost.counts import Cost, PartCost
 
 BACKWARD_SHARE = 2 / 3
-"""The backward pass's part of a step, during which buckets are sent."""
+"""The backward pass's part of a step; ranks send gradients in buckets during the pass."""
 CROWDED = 2.5
 """The measured factor by which an all-reduce takes longer during a backward pass on the same cores."""
 COMPUTING = 0.95
-"""The fraction of its time that a rank should compute."""
+"""The fraction of time that a rank should spend on computing."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """The lowest rate, in bits a second each way, at which a rank computes the fraction ``computing`` of its time.
+    """The lowest rate, in bits a second each way, at which a rank computes for the fraction ``computing`` of its time.
 
-    Infinite if no rate is enough.
+    The rate is 0 if nothing is sent, and infinite if no rate is enough.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)

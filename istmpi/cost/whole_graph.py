@@ -6,7 +6,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import AGGREGATION
 
 GATHERED = 2**24
-"""The number of values of nodes that are gathered at a time, if units are spread over ranks."""
+"""The most values of nodes that are gathered at a time, if units are spread over ranks."""
 
 
 def unitwise(architecture: Architecture) -> bool:

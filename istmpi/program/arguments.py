@@ -1,4 +1,4 @@
-"""The arguments of `istmpi.Distributed`, and the settings of the run that they stand for."""
+"""The arguments of `istmpi.Distributed`, and the settings of the run that arguments stand for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The settings that can be arguments, by section; of other `SECTIONS`, all settings can."""
+"""The settings of two sections that can be arguments; in other `SECTIONS` all settings can be arguments."""
 
 
 IN_PYTHON = {
@@ -62,7 +62,7 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield (argument, setting). An argument that two sections have means the first one's setting."""
+    """Yield (argument, setting). A name in two sections means the setting of the section listed first."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):
@@ -90,7 +90,7 @@ def run_of(
     batch: int,
     settings: Mapping[str, Any],
 ) -> Run:
-    """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they do not fit."""
+    """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they are unusable."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "

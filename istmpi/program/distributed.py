@@ -42,7 +42,7 @@ class Distributed:
     widths that may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, or a
     dict for ``forward(**example)``. ``optimizer``: a name, or a function that takes a list of parameters and returns an
     optimizer; ``groups`` and ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's
-    number of training examples and its batch size, for a method that counts passes over them (fedavg). All other
+    number of training examples and its batch size, for fedavg, which counts passes over the examples. All other
     arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that yields pairs of a name
     and a tensor; only rank 0 calls it.
 
@@ -110,8 +110,8 @@ class Distributed:
         """Yield the rounds that are left of ``rounds``, one by one. Collective.
 
         ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a checkpoint, a run's
-        folder, or ``"auto"`` to continue the run in ``folder``, if any. With ``network`` the trained network is
-        saved there at the end. The other arguments, and errors, are those of `istmpi.run_training`.
+        folder, or ``"auto"`` to continue the run in ``folder``, if any. ``network``: save the trained network in the
+        folder at the end. `istmpi.run_training` describes the other arguments, and the errors.
         """
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing.")
@@ -174,7 +174,7 @@ class Distributed:
             made.scores.update({training.method.first_step(line["round"]): line["score"] for line in scored})
 
     def end(self) -> None:
-        """Make the present round the last one: the loop ends after it, and all is saved. Call it on all ranks."""
+        """Make the current round the last one: the loop then ends, and the run is saved. Call it on all ranks."""
         self.training.told_to_end = True
 
     def evaluate(
@@ -192,9 +192,9 @@ class Distributed:
         ``score`` returns a mean over the batch's examples, as a number or a dict of numbers, or a pair: a sum over
         examples, and their number. A batch has as many examples as its first tensor has rows. ``calibrate``: a loader
         whose first batch on each rank gives the moments of batch normalisations; later calls use it again.
-        ``same_loader``: each of P ranks takes every P-th batch; otherwise each takes all batches of its own loader.
-        The result is the same on all ranks, and in the record as ``name`` or under the names of a dict.
-        ``higher_is_better`` is for `istmpi report`, and for the first score of a dict.
+        ``same_loader``: each of P ranks takes every P-th batch; otherwise each rank takes all batches of its loader.
+        All ranks return the same result. The record has it as ``name``, or under the keys of a dict.
+        ``higher_is_better``: the direction for `istmpi report`; it counts for the first score of a dict.
 
         Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not finite.
         """
@@ -214,7 +214,10 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network, as in ``network.h5``; each rank writes its rows. Collective. Raises OutputError."""
+        """Save the network in a file like ``network.h5``; each rank writes its rows. Collective.
+
+        Raises ConfigError if batch normalisations have no moments, DivergedError, OutputError.
+        """
         training, path = self.training, Path(path)
         self._together("save")
         self._scoring.require_calibrated()
@@ -226,7 +229,7 @@ class Distributed:
         """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
 
         Rank 0 has the whole network in memory, other ranks one parameter at a time. Weights include the factors of sums
-        over dealt units. Raises ConfigError if the class cannot express these factors.
+        over dealt units. Raises ConfigError if the class cannot express them, or if batch normalisations lack moments.
         """
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
@@ -250,7 +253,7 @@ class Distributed:
             return whole_state(state)
 
     def export(self, path: str | Path) -> None:
-        """Save `state_dict` with torch.save, on rank 0. Collective. Raises OutputError, too."""
+        """Save `state_dict` with torch.save on rank 0. Collective. Raises errors of `state_dict`, and OutputError."""
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -258,7 +261,7 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return the expected cost of a round: bytes sent by all ranks, FLOPs and memory of the largest rank."""
+        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, the largest rank's memory."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -291,7 +294,7 @@ class Distributed:
             self._record.note(message)
 
     def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
-        """Call ``check`` before each pass of ``module``, and no longer before passes of the last guarded module."""
+        """Call ``check`` before each pass of ``module``, and end such calls for an earlier module."""
         if self._guard:
             self._guard.remove()
         self._guard = module.register_forward_pre_hook(check, with_kwargs=True)

@@ -14,7 +14,7 @@ from istmpi.training.loop import Training
 from istmpi.trees import tensors_of
 
 WATCHED = 2**24
-"""Buffers of fewer bytes, and frozen parameters, are checked: the loop must not change them."""
+"""Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a ConfigError."""
 
 
 def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Round:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the module, until the round's end (then ConfigError); its ``step`` takes a local step."""
+        """The module's optimizer, whose ``step`` takes a local step. Raises ConfigError after the round's end."""
         if self._method.subnet.optimizer is None:
             raise self._error("its optimizer no longer exists; round.rate has the learning rate")
         return self._method.subnet.optimizer
@@ -59,7 +59,7 @@ class Round:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the present local step, or of the last one."""
+        """The learning rate of the current local step; after the round, of the last one."""
         return self._method.rate(self._step)
 
     @property
@@ -71,8 +71,8 @@ class Round:
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
         loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
-        rank has its own data set. Batches are as the loader makes them; `istmpi.program.streams.Stream` says which ones
-        this rank gets.
+        rank has its own data set. The loader makes the batches; `istmpi.program.streams.Stream` says which of them a
+        rank gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
@@ -111,7 +111,7 @@ class Round:
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take a local step: backward pass, mean over ranks if the method has one, clipping, optimizer, schedule.
 
-        With ``accumulate`` calls for a step, only the last call moves the weights, by the mean of all calls' losses.
+        With ``accumulate`` of `take`, only a step's last call moves the weights, by the mean of the calls' losses.
         Raises ConfigError if the loss is not one number or has no gradient.
         """
         self._require_loss(loss)
@@ -141,18 +141,18 @@ class Round:
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
-        """Average the gradients over ranks, if the method does, before clipping. ConfigError if none."""
+        """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if none existed yet."""
         if not self._averaged:
             self._require_gradient()
             self._method.before_update()
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the present local step as taken without an update, e.g. when a `GradScaler` skips it."""
+        """Count the current local step as taken without an update, e.g. when a `GradScaler` skips it."""
         self._taken = True
 
     def finished(self) -> bool:
-        """Return True if all ranks completed the round, False if it was dropped; ConfigError if steps are left."""
+        """Return True if all ranks completed the round, False if dropped. Raises ConfigError if steps are left."""
         if not self._over:
             raise self._error(
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
@@ -219,7 +219,6 @@ class Round:
                 )
 
     def _require_gradient(self) -> None:
-        """Raise ConfigError if no parameter has a gradient at the job's first local step."""
         parameters = () if self._job.has_gradients else [*self.module.parameters()]
         if parameters and all(values.grad is None for values in parameters):
             raise self._error("no parameter of round.module got a gradient. Compute the loss from its outputs")

@@ -1,5 +1,4 @@
-"""Scores the full network by a user's function, which passes batches through the network. With another loader, the
-function also calibrates batch normalisations."""
+"""Scores the full network by a user's function, and calibrates batch normalisations with it."""
 
 from __future__ import annotations
 
@@ -67,7 +66,6 @@ class Scoring:
             return self._over_ranks(sums, count)
 
     def _here(self, batch: Any) -> Any:
-        """Return a batch whose tensors in host memory are moved to the network, if that is on a GPU."""
         device = self._training.evaluator.network.device
         if device == HOST:
             return batch
@@ -116,7 +114,7 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any. Return True if moments after this round are known."""
+        """Calibrate again on the last loader, if any; return True if the network's moments are known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

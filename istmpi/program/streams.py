@@ -145,7 +145,7 @@ class Streams:
         """Streams whose first batches must still be compared between ranks."""
 
     def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream. Raises DataError if its data set differs on a rank or from before resuming."""
+        """Return a loader's stream. Raises DataError if its data differ between ranks or after resuming."""
         key = id(loader)
         if draws_at_random(loader):  # a new loader of the same data set, as in each round, continues its stream
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
@@ -182,7 +182,7 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Raise DataError if a data set differs from before resuming; skip local data if the ranks' number changed."""
+        """Raise DataError if a data set differs after resuming, but not for local data on another number of ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -200,7 +200,7 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states, if any, of this rank's loaders after a round, or before a ``dropped`` round.
+        """Save the states, if any, of this rank's loaders after a round, or from before a ``dropped`` round.
 
         Keep the newest ``kept + 1`` files.
         """
@@ -214,9 +214,10 @@ class Streams:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
-        """Load the states that this rank saved in ``folder`` after a round; DataError if they are unreadable.
+        """Load the states that this rank saved in ``folder`` after a round. Raises DataError if they are unreadable.
 
-        ``resumed``: the run or checkpoint to resume. If it is in another folder, states and fingerprints are copied.
+        ``resumed``: the run or checkpoint to resume. States and fingerprints are copied from it if ``folder`` lacks
+        them.
         """
         self._folder = folder
         data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"
@@ -250,10 +251,10 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set, whatever the loader's order.
+    """Return True if ranks draw at random from a loader's data set, even from a loader without shuffling.
 
-    It must be map-style, with one batch size and a sampler of torch that takes each example once. So a loader
-    without shuffling does not give all ranks the same batches.
+    The data set must be map-style, the loader must have one batch size and a sampler of torch that takes each example
+    once.
     """
     if not _is_map_style(loader) or not loader.batch_size:
         return False
@@ -266,8 +267,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
     Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its own batches; otherwise it reads all, and workers raise
-    ConfigError.
+    map-style data set, a rank reads only its share. Otherwise the rank reads all batches, and a loader with
+    workers raises ConfigError.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)

@@ -21,8 +21,8 @@ class Best:
     def of(run: Run, data: Dataset) -> Best | None:
         """Return a new object if the run scores the validation split during training; otherwise None.
 
-        A run does so with data.validation, train.patience or checkpoint.best. Raises ConfigError if the data lack the
-        split, or if checkpoint.best meets train.resolution.
+        A run does so if it sets data.validation, train.patience or checkpoint.best. Raises ConfigError if the data lack
+        the split, or if both checkpoint.best and train.resolution are set.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
         reasons += ["checkpoint.best = true"] * run.checkpoint.best

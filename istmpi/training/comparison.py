@@ -26,10 +26,10 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
 EVALUATIONS = 20
-"""The number of evaluations by default: more than `istmpi train` makes, for a finer time to a target."""
+"""The default number of evaluations: twice that of `istmpi train`, for a more exact time to a target."""
 REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
 REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
-"""Settings of the shortest round that still uses all memory."""
+"""Settings of the rehearsal: the shortest round that needs as much memory as a whole run."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,10 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Try each method that has unfinished runs: a local step (fedavg: a pass), and a step of method.finish."""
+        """Try each method that has unfinished runs: one local step (fedavg: one pass), then one step of method.finish.
+
+        Raises a UserError that begins with the method's name.
+        """
         left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1
@@ -109,7 +112,7 @@ class Comparison:
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
         """Carry out all unfinished runs; return the errors of failed runs by the names of their folders.
 
-        Raises StoppedError on every rank if stopped, with all results saved; a new `Comparison` resumes from there.
+        Raises StoppedError on every rank if the comparison was stopped. Finished work is saved for a new `Comparison`.
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()

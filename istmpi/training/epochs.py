@@ -11,10 +11,10 @@ from istmpi.methods import METHODS
 
 
 def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:
-    """Return the run with ``train.rounds`` set from its epochs, or unchanged if it sets no epochs.
+    """Return the run with ``train.rounds`` computed from ``train.epochs``; the same run if no epochs are set.
 
-    Rounds are ceil(epochs * examples / (local steps * batch)), with the examples of the rank that has most; for fedavg
-    they are ceil(epochs / method.epochs). Collective with a communicator.
+    Rounds are ceil(epochs * examples / (local steps * batch)), with the largest number of examples of a rank; for
+    fedavg they are ceil(epochs / method.epochs). Collective with a communicator.
     """
     epochs, settings, method = run.train.epochs, run.data, run.method
     if epochs is None:

@@ -119,7 +119,7 @@ class Training(Prepared):
                 raise
 
     def arrange(self, number: int) -> None:
-        """Let the evaluator score the run's form of the network, with subnets as in round ``number``. Collective."""
+        """Make the evaluator score the network in `form_of_run`, with subnets of round ``number``. Collective."""
         form = self.evaluator.form_of_run
         if form != "merged":
             self.evaluator.arrange(self.method.holders(number), form)
@@ -146,8 +146,8 @@ class Training(Prepared):
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Return the header and this rank's pieces of a checkpoint. Collective.
 
-        ``calibrated``: for prediction, with a classifier's temperature, after a calibration of batch normalisations if
-        one is due. Raises DivergedError on every rank if a weight is not finite.
+        ``calibrated``: for prediction; compute a classifier's temperature, and moments of batch normalisations if they
+        are out of date. Raises DivergedError on every rank if a weight is not finite.
         """
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
@@ -195,7 +195,8 @@ class Training(Prepared):
     def resume(self, path: Path) -> list[str]:
         """Resume from a checkpoint of any number of ranks; return the differences from the checkpoint's run.
 
-        Raises ConfigError on every rank if the checkpoint belongs to another run, DataError if a weight is not finite.
+        Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it is damaged or a
+        weight is not finite.
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header

@@ -40,9 +40,9 @@ MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
-"""The most inputs or outputs of a measured product; a convolution has rows for each position of each example."""
+"""The most elements of the inputs, or of the outputs, of a measured product; the product has fewer rows if needed."""
 _NOISE = 0.1
-"""The least fraction of a time that remains after subtracting known parts, because fits need positive numbers."""
+"""The least fraction of a time that is left after known parts are subtracted; a fit needs positive times."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
@@ -80,7 +80,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of ``work()``: of its first call if above `SECONDS`, else a median of calls."""
+    """Measure the seconds of ``work()``: the first call if it takes over `SECONDS`, otherwise a median of calls."""
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
@@ -223,7 +223,7 @@ def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int,
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartCost]:
-    """Yield the networks to measure: the whole network, and the largest subnets for P/2, P and 2P ranks if usable."""
+    """Yield the costs of the networks to measure: the whole one, and usable largest subnets for P/2, P, 2P ranks."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
@@ -245,8 +245,8 @@ def _touch(
 ) -> tuple[float, dict[str, Any]]:
     """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract their products.
 
-    Returns 0 for tokens, sparse rows and graphs, whose inputs cannot be invented; the rest of such a step counts as
-    fixed time.
+    Returns 0 for tokens, sparse rows and graphs, because inputs for them cannot be invented. Their steps' remaining
+    time then counts as fixed.
     """
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
@@ -272,7 +272,7 @@ def _touch(
 
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train rounds; return the run's cost, and by phase the slowest rank's median seconds after the first round."""
+    """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank, without round 1."""
     training = Training(run, communicator)
     clock, spent = training.clock.seconds, []
     for number in range(rounds):

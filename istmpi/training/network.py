@@ -1,4 +1,4 @@
-"""Builds a run's network, the same on every rank. If its table is not written by hand, rank 0 makes and sends it."""
+"""Builds a run's network, the same on all ranks. Rank 0 makes and sends the network's table, if none is built in."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 EXAMPLES = 16
 """The most training examples on which a network is tried before training."""
 COMPARED = 4096
-"""The most outputs for the `EXAMPLES` that are compared between ranks."""
+"""The most output values that are compared between ranks, over all `EXAMPLES`."""
 
 
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
-    """Return the network of a run for these data. Collective.
+    """Return the network of a run for ``data``. Collective.
 
     Raises the same ConfigError on every rank if the network cannot be trained, or differs between ranks.
     """
@@ -128,7 +128,6 @@ def _some(outputs: torch.Tensor) -> np.ndarray:
 
 
 def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
-    """Compare outputs up to rounding, because different processors add in different orders."""
     largest = abs(other).max(initial=0)
     return outputs.shape == other.shape and bool(abs(outputs - other).max(initial=0) <= 1e-3 * largest)
 

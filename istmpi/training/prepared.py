@@ -108,7 +108,7 @@ class Prepared:
         self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
-        """Continue with other settings: the number of rounds, the folder. Collective; between two rounds."""
+        """Continue with other settings, such as the number of rounds or the folder. Collective, between two rounds."""
         self.stop, self.told_to_end = stop, False
         with self.communicator.agreed():
             self.run = run.with_implied()
@@ -199,7 +199,7 @@ class Prepared:
         self.store.add_slots(kept)
 
     def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
-        """Return the method of the next round, with its slots in the store; ``before`` if it does not change."""
+        """Return the next round's method, with its slots in the store; ``before`` if the method does not change."""
         run, since = self._phase()
         if before and before.job.run is run:
             return before
@@ -236,9 +236,9 @@ def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float
 
 
 def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
-    """Return data with standardised targets, if the run asks for them. Collective.
+    """Return the data, with standardised targets if the run asks for standardisation. Collective.
 
-    Mean and deviation are those of the training examples: of all ranks, if each rank has its own.
+    Mean and deviation are those of all ranks' training examples.
     """
     if not data.scoring.predicts_numbers or not run.data.standardise:
         return data

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round without communication; all other phases count as exchange."""
 WORTH_SAYING = 0.05
-"""A slow rank is reported if `Slowest.slower` and `Slowest.waited` are at least this."""
+"""The least `Slowest.slower` and `Slowest.waited` for which a slow rank is reported."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class LastRound:
     bytes: int
     examples: int
     phases: Mapping[str, float]
-    """Seconds by phase, the mean over ranks; for `save` before the round and `evaluate` after it, this rank's own."""
+    """Seconds by phase, the mean over ranks; this rank's seconds of `save` before the round and `evaluate` after it."""
     compute: tuple[float, ...]
     wait: tuple[float, ...]
     """Each rank's seconds of waiting for other ranks after its local steps."""
     exchange: tuple[float, ...] = ()
     background: float = 0.0
-    """Seconds of communication in the background, the mean over ranks; waiting for it is also in ``phases``."""
+    """Seconds of communication in the background, the mean over ranks; phases that wait for it count the time, too."""
     shares: tuple[float, ...] = ()
     """The share of each rank in this round, if shares change during the run; otherwise empty."""
 
@@ -80,7 +80,7 @@ class Slowest:
     slower: float
     """The fraction by which the rank's local steps take longer than the median of the other ranks."""
     waited: float
-    """The fraction of time, on average, that the other ranks wait for this rank."""
+    """The fraction of time that the other ranks, on average, wait for this rank."""
 
     def __str__(self) -> str:
         return (
@@ -121,9 +121,9 @@ class Tally:
     def __init__(self, communicator: Communicator, clock: Clock):
         self._communicator, self._clock = communicator, clock
         self.counts = Counts(0, 0, 0.0, 0, 0.0)
-        """Counts of all ranks, as of the last round."""
+        """Counts of all ranks, up to the end of the last round."""
         self._began = 0.0, 0
-        """The time when the current round began, and this rank's sent bytes until then."""
+        """The time when the current round began, and the bytes that this rank had sent before."""
         self.last_round: LastRound | None = None
         self.pace = Pace()
         self._before: dict[str, float] = {}
@@ -184,9 +184,9 @@ class Progress:
     validation: Score | None = None
     """The score on the validation split, if the run uses one; the test split is then scored only at the end."""
     slowest: Slowest | None = None
-    """The rank for which other ranks waited in this job; None if they hardly waited."""
+    """The rank for which other ranks waited in this job; None if the waiting was below `WORTH_SAYING`."""
     evaluating: float = 0.0
-    """The fraction of this rank's time in this job that evaluations took."""
+    """The fraction of this rank's time in this job that it spent on evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
         line = {"time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds")}

@@ -1,4 +1,4 @@
-"""Remembers the tables of inspected networks in a folder of the user.
+"""Keeps the tables that describe inspected networks in a cache folder of the user.
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
@@ -27,7 +27,7 @@ KEPT = 200
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
-    """Return the remembered table of a network, as `Table.tree`; None if no trusted table is there."""
+    """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and trusted."""
     facts = _facts(network)
     try:
         if (path := _path(facts)) is None or not _private(path):

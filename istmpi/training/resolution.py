@@ -40,7 +40,7 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """Return all image sizes of a run by their sides. Collective. Raises ConfigError on every rank if a size fails."""
+    """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank if a side fails."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
@@ -104,7 +104,7 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
 def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
-    """Return the names of parameters in ``network`` that have other axes or another shape than in ``parameters``."""
+    """Return the names of the network's parameters that ``parameters`` lack or have with other axes or shapes."""
 
     def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
         return each and (each.pattern, each.pattern.shape(lengths))

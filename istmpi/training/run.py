@@ -38,12 +38,12 @@ def run_training(
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
     Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, the folder of a run, or ``auto`` for
-    this run's own folder, which may be empty; without it the folder must be new. Newer checkpoints than the one resumed
-    from are renamed. The run stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and, with
-    ``signals``, on signals to the process; ``stop`` replaces all these. Returns None if nothing was left to do.
+    this run's own folder, which may be empty; without it the folder must be new. Checkpoints newer than the resumed
+    checkpoint are renamed. The run stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and,
+    with ``signals``, on signals to the process; ``stop`` replaces these three. Returns None if nothing was left to do.
 
-    Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError after saving the
-    result so far; OutputError if a result cannot be written.
+    Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError after saving the result
+    so far; OutputError if a result cannot be written.
     """
     begin = partial(Training, run, communicator)
     with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, record):
@@ -119,7 +119,7 @@ def recorded(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Load the initial weights of `train.init`, as far as they fit, if not done yet; return the report. Collective."""
+    """Load the initial weights of `train.init` that fit, once, before round 1; return the report. Collective."""
     train = training.run.train
     if train.init and not training.begun and not training.rounds_done:
         begun = training.architecture, training.store

@@ -40,7 +40,7 @@ class RunRecord:
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
 
     def begin(self, start: Path | None, notes: Sequence[str], at_the_end: ExitStack) -> None:
-        """Write the run's settings and report its start. Collective. ``start``: the checkpoint to resume, if any."""
+        """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's start. Collective."""
         training, folder = self._training, self._folder
         saved = listed(folder.path) if self._first and start else ()
         inside = self._communicator.broadcast_from_root(next((path for path in saved if path.samefile(start)), None))
@@ -109,7 +109,7 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the network from before the diverged round, if finite; name its file or its fault in ``error``."""
+        """Save the last network, from before the divergence, if finite; name its file, or the fault, in ``error``."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
             error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
@@ -118,7 +118,7 @@ class RunRecord:
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
-        """Save the trained network if ``network``, write and report the summary. Raises StoppedError if stopped."""
+        """Save the trained network if ``network``; write and report the summary. Raises StoppedError if stopped."""
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()
@@ -195,7 +195,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the saved best network with its test score, None if none is saved. Collective; may replace weights."""
+    """Return the saved best network with its test score, or None without one. Collective; may replace weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
     """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank 0's. Collective.
 
-    The contents of the data must be the same, too, unless each rank has its own.
+    The contents of the data must be the same, too, unless each rank has its own data.
     """
     meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
     meaning["tokenizer"] = str(data.tokenizer or "")
@@ -94,7 +94,7 @@ MAY_CHANGE = (
     "train.max_minutes",
     "train.patience",
 )
-"""Settings that a resumed run may change; data may have another path, but must be the same."""
+"""Settings that a resumed run may change. Another path in data.source must lead to the same data."""
 WITHOUT_EFFECT = (
     "name",
     "data.ahead",
@@ -106,7 +106,7 @@ WITHOUT_EFFECT = (
     "comm.",
     "output.",
 )
-"""Settings, or beginnings of settings, whose change a resumed run neither reports nor refuses."""
+"""Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads a run's shares from its settings or an earlier run's metrics, or adapts them to measured times."""
+"""Reads the ranks' shares of units from settings or an earlier run's metrics, or adapts them to measured times."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,9 +29,9 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
 
 
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
-    """Return ``last`` with its round's shares, and adapt later rounds' shares to the times in ``last``. Collective.
+    """Adapt the shares of later rounds to the times in ``last``; return ``last`` with its round's shares. Collective.
 
-    The shares do not change if a rank's subnet could not be built with the new shares.
+    The shares stay as they are if a rank's subnet could not be built with the new shares.
     """
     job = method.job
     if not shares.changing or not method.spec.groups(job.run, job.architecture):

@@ -29,11 +29,11 @@ class Summary:
     last: Progress
     seconds: dict[str, float]
     data: str = ""
-    """A fingerprint of the training data; empty where each rank has its own."""
+    """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""
     best: BestNetwork | None = None
     slowest: Slowest | None = None
-    """The rank for which other ranks waited in this job; None if they hardly waited."""
+    """The rank for which other ranks waited in this job; None if the waiting was below `WORTH_SAYING`."""
 
     @property
     def examples_per_second(self) -> float:
@@ -59,4 +59,4 @@ class Watch:
         """Take note that an earlier job has done the run: nothing was left to do."""
 
     def closed(self, error: IstmpiError | None) -> None:
-        """Take note that a started run is over: done (None), or ended by an error such as a stop."""
+        """Take note that a started run is over. ``error`` ended it, e.g. a StoppedError; None if it is done."""
