@@ -246,7 +246,7 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error on one rank if all have it, otherwise on each that failed. Return as `_outcome` does."""
+    """Print an error on rank 0 if all ranks have it, else on each that failed. Return as `_outcome` does."""
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

@@ -84,7 +84,7 @@ def verify(
 ) -> None:
     """Read every byte of the files and print what is damaged. Raises DataError if any file is damaged.
 
-    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` is skipped if it is gone by now.
+    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` that no longer exists is skipped.
     """
     results = []
     with progress(in_bytes=True) as report:

@@ -99,7 +99,7 @@ def resolve(
 ) -> Run:
     """Return the run that a command line describes.
 
-    Raises ConfigError for a wrong setting, and for one of ``refused``, which names the option to use instead.
+    Raises ConfigError for a wrong setting, and for a setting in ``refused``, whose value is the option to use instead.
     """
     run = run or DEFAULT
     loaded = Run.load(run)
@@ -190,7 +190,7 @@ def _installed(context: click.Context, option: click.Parameter, names: Sequence[
 
 
 def watching(command: Callable) -> Callable:
-    """Decorate a click command with --stop-before-walltime, --log and `showing`."""
+    """Decorate a click command with --stop-before-walltime, --log and the options of `showing`."""
     logging = text(
         "--log",
         "NAME",
