@@ -58,7 +58,7 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like ``curve.json``.
 
-    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is one of a folder, and
+    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a folder of runs, and
     another run can be read.
     """
     curves, problems = [], []

@@ -44,7 +44,8 @@ PICTURE = "progress.png"
 def draw(folder: Path) -> Path:
     """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
 
-    Raises DataError for a bad record, OutputError if the file cannot be written."""
+    Raises DataError for a bad record, OutputError if the file cannot be written, ImportError without matplotlib.
+    """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
     title, method = folder.name, ""
@@ -98,14 +99,17 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
 # ---- a comparison
 
 WIDTH, HEIGHT = 4.8, 3.5
-"""The size of a panel in inches: its letters are readable on a telephone."""
+"""The size of a panel in inches. Its letters are readable on a phone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
 SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Return <svg> elements by title: the score against time and bytes, and the time by phase; reproducible text."""
+    """Return <svg> elements by title: the score against time and bytes, and the time by phase.
+
+    Equal comparisons give equal texts. Raises ImportError without matplotlib.
+    """
     titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
@@ -201,9 +205,10 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw traffic, computation, time, speed-up and memory of a cluster into a file.
+    """Draw methods by number of ranks into a file: traffic, computation, time, speed-up and memory.
 
-    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
+    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written, ImportError without
+    matplotlib.
     """
     require_drawable(path)
     save(figure_of_costs(rows, title), path, title)

@@ -94,7 +94,7 @@ def inexact(network: Architecture) -> str:
 
 
 FEW_UNITS, FEW_CHANNELS = 16, 256
-"""The least units of a layer per rank, and least channels of a residual stream, that give no warning."""
+"""The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no warning."""
 
 
 def too_narrow(network: Architecture, held: Holdings) -> str:
