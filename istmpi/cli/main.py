@@ -95,7 +95,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The help's last line: the folder of this version's pages, unbroken, so that it can be copied."""
+"""The help's last line: the folder of this version's pages, in one line that can be copied."""
 
 
 @click.group(
@@ -156,7 +156,7 @@ class _Output(io.FileIO):
 def _open_streams() -> None:
     """Make standard output and error accept every character, and outlive a reader that leaves.
 
-    A closed standard stream is opened to /dev/null: otherwise the next file would get its descriptor.
+    A closed standard stream is opened to /dev/null, or the next file would get its descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

@@ -32,7 +32,6 @@ def wide_console() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """Return a table without borders. It has no header row if there are no ``columns``."""
     return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 

@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional error of each default target, as a share of the error of the best score that all runs reach."""
+"""The additional errors of the default targets, as shares of the error at the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -91,10 +91,9 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """Return the ratio of a group's figure to the figure of the best group (smallest median).
+        """Return the ratio to the best group's figure: the median over common seeds or, without any, of the medians.
 
-        It is the median over common seeds or, without such seeds, the ratio of medians. None if the group's median run
-        did not reach the target, or if the ratio is infinite.
+        None if the group's median run did not reach the target, or if the ratio is infinite.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
@@ -134,7 +133,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`.
+    """Group runs by method and settings, to compare them at ``targets`` (by default, `default_targets`).
 
     Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
     """
@@ -273,7 +272,6 @@ def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) 
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as people write it: ``512-512``, or ``none`` for None."""
     if value is None or value == "":
         return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Draws a run from the record in its folder, comparisons, and predicted costs."""
+"""Draws a run from the record in its folder, comparisons, and predicted costs. ImportError without matplotlib."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PICTURE = "progress.png"
 def draw(folder: Path) -> Path:
     """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
 
-    Raises DataError for a bad record, OutputError if the file cannot be written, ImportError without matplotlib.
+    Raises DataError for a bad record, OutputError if the file cannot be written.
     """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
@@ -106,10 +106,7 @@ SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Return <svg> elements by title: the score against time and bytes, and the time by phase.
-
-    Equal comparisons give equal texts. Raises ImportError without matplotlib.
-    """
+    """Return reproducible <svg> elements by title: the score against time and bytes, and the time by phase."""
     titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
@@ -207,8 +204,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw methods by number of ranks into a file: traffic, computation, time, speed-up and memory.
 
-    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written, ImportError without
-    matplotlib.
+    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
     """
     require_drawable(path)
     save(figure_of_costs(rows, title), path, title)

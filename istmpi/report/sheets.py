@@ -1,4 +1,4 @@
-"""A comparison as tables of plain text, for the console and HTML alike, and as a verdict in sentences."""
+"""A comparison as tables of plain text, for the console and HTML, and as a verdict in sentences."""
 
 import math
 from collections.abc import Callable, Sequence

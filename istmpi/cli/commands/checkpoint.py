@@ -22,10 +22,7 @@ def command() -> None:
 @click.argument("folder")
 @as_json
 def ls(folder: str, as_json: bool) -> None:
-    """List the checkpoints in FOLDER: rounds in order, then best.h5 and network.h5.
-
-    FOLDER is a run's folder, or its folder of checkpoints.
-    """
+    """List the checkpoints in FOLDER (of a run, or of its checkpoints): rounds in order, best.h5, network.h5."""
     from istmpi.checkpoint.folder import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))

@@ -41,8 +41,8 @@ LATENCY = 100e-6
 def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool) -> None:
     """Train the digits with three methods on this machine, and predict the time of each over slow links.
 
-    The command starts mpirun itself. istmpi compare trains, istmpi measure measures this machine, and the cost model
-    (istmpi costmodel) predicts the seconds over links of each RATE.
+    The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the model of
+    istmpi costmodel predicts the seconds over links of each RATE.
     """
     rank, others = launched()
     if rank > 0:

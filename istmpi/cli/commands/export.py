@@ -35,8 +35,8 @@ def command(
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
     Calibration and input normalisation of an mlp become layers. Other networks keep their parameter names; their
-    classes take normalised inputs. The form onnx, and the second file of torch (.pt2), are programs that need no class
-    and normalise inputs. See docs/formats.md for how to use the files.
+    classes take normalised inputs. Programs (onnx, and the second file of torch, .pt2) need no class and normalise
+    inputs. See docs/formats.md.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started

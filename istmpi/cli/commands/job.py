@@ -28,7 +28,7 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 
 _EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
-"""Values that a script's commented-out lines show for options that were not given."""
+"""Values for options that were not given, in commented-out lines of a script."""
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -194,10 +194,7 @@ def job_name(run: str) -> str:
 def check(
     arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
 ) -> Run:
-    """Return the run of a command line. ``runs_code``: also build, and so check, a user's own network.
-
-    Raises ConfigError for wrong settings, too many ``ranks`` or too few ``minutes``.
-    """
+    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build own networks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs

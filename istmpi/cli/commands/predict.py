@@ -169,7 +169,7 @@ def _note_skipped(name: str, reason: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """Print ``text`` in UTF-8, as in output files. A reader that leaves early, such as head, is no error."""
+    """Print in UTF-8, as in output files. A reader that leaves early, such as head, is no error."""
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:

@@ -21,7 +21,7 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""A run's folder has at least one of these files. `rm` removes them last, so that a failed `rm` can be repeated."""
+"""Files of which a run's folder has at least one. `rm` removes them last, so a failed `rm` can be repeated."""
 
 
 @click.group("runs", invoke_without_command=True)

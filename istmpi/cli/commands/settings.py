@@ -106,7 +106,6 @@ def _description(setting: Setting) -> str:
 
 
 def shown_default(setting: Setting) -> str:
-    """Return a setting's default in TOML; an empty text if there is none."""
     return "" if setting.default is None else json.dumps(setting.default)
 
 
