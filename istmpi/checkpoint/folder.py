@@ -118,7 +118,7 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files that a killed run left in ``folder``: a run's folder, or its folder of checkpoints."""
+    """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of checkpoints."""
     names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json"
     for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; None if the file is gone. ``problem`` is the reason if the file is unreadable.
+    """Return facts about a file of a folder; None if it is gone. ``problem``: the reason why it is unreadable.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """

@@ -63,7 +63,7 @@ class Header:
     """Examples that all ranks have consumed since the data's first batch: the position in the data."""
     seconds: Annotated[float, Meta(ge=0, le=1e12)]
     bytes: Natural
-    """Bytes that all ranks together have sent through MPI so far."""
+    """Bytes that all ranks have sent in rounds so far, without evaluations."""
     loss: float
     data: DataSummary
     scale: Mapping[str, Positive] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Header:
     """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of earlier versions."""
 
     side: _Upto = 0
-    """The side of downscaled images on which the network was last trained; 0 if they were not downscaled."""
+    """The side of the downscaled images in the last round; 0 if images were not downscaled."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
 

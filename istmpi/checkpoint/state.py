@@ -152,7 +152,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
 
 
 def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the mean and variance of each batch normalisation, from the file's mean and sqrt(variance + epsilon)."""
+    """Return the mean and variance of each batch normalisation; the file has sqrt(variance + epsilon)."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
         epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FEATURES_IN_A_ROW = 75
 """Features of a sparse row if no data are read: those of Amazon-670k."""
 NODES, DEGREE = 100_000, 20
-"""Nodes of a graph's batch, and neighbours of each, if no data are read."""
+"""Nodes of a graph's batch, and neighbours of a node, if no data are read."""
 
 
 @dataclass(frozen=True)

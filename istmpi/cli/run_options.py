@@ -151,7 +151,7 @@ class Showing:
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
-    """Print the outcome as JSON, and everything else on the standard error."""
+    """Print the outcome as JSON, and everything else to standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:

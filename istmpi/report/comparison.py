@@ -29,7 +29,7 @@ def in_order(phases: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over a method's repeats: one value per run, infinite if the run did not reach the target."""
+    """A figure over a group's runs: one value per run, infinite if the run did not reach the target."""
 
     values: tuple[float, ...]
 
@@ -91,9 +91,10 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """Return the ratio to the best group's figure: the median over common seeds or, without any, of the medians.
+        """Return the ratio of a group's figure to the best group's figure.
 
-        None if the group's median run did not reach the target, or if the ratio is infinite.
+        It is the median of the ratios at common seeds, or the ratio of the medians if no seed is common. None if the
+        group's median run did not reach the target, or if the ratio is infinite.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
@@ -133,7 +134,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets`` (by default, `default_targets`).
+    """Group runs by method and settings, to compare them at ``targets`` (default: `default_targets`).
 
     Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
     """

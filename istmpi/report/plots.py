@@ -202,7 +202,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw methods by number of ranks into a file: traffic, computation, time, speed-up and memory.
+    """Draw traffic, computation, time, speed-up and memory of methods by number of ranks into a file.
 
     Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
     """

@@ -103,7 +103,7 @@ LOOK = {
 
 
 def plain(text: str) -> str:
-    """Escape a text for matplotlib: it has no formula, and no leading _, which hides a label. Long texts are cut."""
+    """Escape $ for matplotlib, and remove a leading _, which hides a label. Long texts are cut."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
@@ -114,7 +114,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """Draw with istmpi's settings of matplotlib in a ``with`` block, not the user's. ImportError without matplotlib."""
+    """A ``with`` block with istmpi's settings of matplotlib, not the user's. Raises ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

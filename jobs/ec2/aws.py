@@ -62,7 +62,7 @@ class Aws:
             raise Refused(f"--type {name}: there is no such instance type in {self.region}{meant}") from None
 
     def subnet(self, wanted: str | None, kind: str) -> dict[str, Any]:
-        """Return the subnet ``wanted``, or a default one, in a zone with instances of ``kind``. Raises Refused."""
+        """Return the subnet ``wanted``, or a default one, in a zone with ``kind``. Raises Refused if there is none."""
         filters = [{"Name": "instance-type", "Values": [kind]}]
         offers = self.ec2.describe_instance_type_offerings(LocationType="availability-zone", Filters=filters)
         zones = sorted(one["Location"] for one in offers["InstanceTypeOfferings"])
@@ -131,7 +131,7 @@ class Aws:
     # -- stacks
 
     def clusters(self) -> list[dict[str, Any]]:
-        """Return the stacks that `up` has made, as CloudFormation describes them."""
+        """Return CloudFormation's descriptions of the stacks that `up` has made."""
         pages = self.stacks.get_paginator("describe_stacks").paginate()
         return [stack for page in pages for stack in page["Stacks"] if any(tag["Key"] == TAG for tag in stack["Tags"])]
 
@@ -206,7 +206,7 @@ class Aws:
         return f"{failed[-1]['LogicalResourceId']}: {failed[-1]['ResourceStatusReason']}"
 
     def _no_instances(self, stack: str) -> str:
-        """Return the reason why the group cannot start instances; "" if it can. CloudFormation would only wait."""
+        """Return the reason why the group cannot start instances; "" if it can."""
         resources = self.stacks.describe_stack_resources(StackName=stack)["StackResources"]
         for group in (one.get("PhysicalResourceId") for one in resources if one["LogicalResourceId"] == "Group"):
             if group:

@@ -194,7 +194,7 @@ def job_name(run: str) -> str:
 def check(
     arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
 ) -> Run:
-    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build own networks."""
+    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build users' networks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs
