@@ -44,7 +44,7 @@ class Saver:
 
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
     from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators. Saving with
-    parallel HDF5 then uses no thread: it creates communicators, too, and two threads that do so may deadlock.
+    parallel HDF5 then uses no thread: two threads that create communicators may deadlock.
     """
 
     def __init__(

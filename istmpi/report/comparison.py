@@ -161,7 +161,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 def _data(curves: Sequence[Curve]) -> list[str]:
     """Return the names of the runs' data sets. Different contents under one name count as several.
 
-    Data without a name count as the only named data set, if there is exactly one.
+    Data without a name count as the named data set, if there is only one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
