@@ -41,10 +41,10 @@ def listed(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint of the latest round that is valid: its checksums fit. Collective.
+    """Return the valid checkpoint of the latest round: its checksums fit. Collective.
 
-    Returns None if the folder has no checkpoints. Raises DataError on every rank if it has some, but none is valid.
-    Rank 0 calls ``note`` with a message about each checkpoint that is skipped as invalid.
+    Returns None if there are no checkpoints. Raises DataError on every rank if none of them is valid. Rank 0 calls
+    ``note`` with a message about each invalid checkpoint.
     """
     paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
     for path in paths:
@@ -65,7 +65,7 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
 
 
 def require_valid(path: Path, communicator: Communicator) -> None:
-    """Verify a checkpoint, each rank a part of it. Raises DataError on every rank if it is damaged. Collective."""
+    """Verify a checkpoint, a part on each rank. Raises DataError on every rank if it is damaged. Collective."""
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
 
@@ -84,7 +84,7 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 def set_aside(folder: Path, start: Path) -> list[Path]:
     """Rename the checkpoints that a later resume would take for newer than ``start``; return their new paths.
 
-    The name of an unreadable checkpoint gives its round. Raises OutputError if a file cannot be renamed.
+    An unreadable checkpoint has the round of its name. Raises OutputError if a file cannot be renamed.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
@@ -118,7 +118,7 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files that a killed run left in its folder, or in that of its checkpoints."""
+    """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of checkpoints."""
     names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json"
     for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Describe one file of a folder; None if the file is gone. ``problem`` is the reason if it cannot be read.
+    """Return facts about a file of a folder; None if it is gone. ``problem``: the reason why it is unreadable.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
     """

@@ -23,7 +23,7 @@ from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
 _LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
-"""Defaults of attributes; a file has such an attribute only if its value is not the default."""
+"""Defaults of attributes; a file has such an attribute only if the value differs."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
 
@@ -34,14 +34,14 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`, ``digits``, or a user's: ``python`` (a function), ``program``."""
+    """The KIND of `istmpi prepare`, ``digits``, ``python`` (a user's function), or ``program`` (a user's program)."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural
     train: Natural
     """The number of training examples; 0 if each rank has its own data."""
     labels: Natural
-    """CRC-32 of all or some training labels; 0 for text, or if ranks have own data."""
+    """CRC-32 of the training labels, or a sample; 0 for text, or if each rank has its own data."""
     features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
 
@@ -60,20 +60,20 @@ class Header:
     local_step: _Upto
     """Local steps done in the round after ``round``: the most of any rank. Always 0 in new files."""
     examples: Natural
-    """Examples consumed by all ranks so far, from the data's first batch on: the position in the data."""
+    """Examples that all ranks have consumed since the data's first batch: the position in the data."""
     seconds: Annotated[float, Meta(ge=0, le=1e12)]
     bytes: Natural
-    """Bytes that all ranks together have sent through MPI so far."""
+    """Bytes that all ranks have sent in rounds so far, without evaluations."""
     loss: float
     data: DataSummary
     scale: Mapping[str, Positive] = field(default_factory=dict)
-    """The factor of each unit group, by which the full network multiplies products that sum over the group's units."""
+    """The factor by which the full network multiplies products that sum over a group's units, for each group."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of an earlier version."""
+    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of earlier versions."""
 
     side: _Upto = 0
-    """The side of downscaled images on which the network was last trained; 0 if they were not downscaled."""
+    """The side of the downscaled images in the last round; 0 if images were not downscaled."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
 
@@ -91,7 +91,6 @@ class Header:
 
     @property
     def full_scale(self) -> dict[str, float]:
-        """Each unit group's factor: that of ``fitted``, otherwise that of ``scale``."""
         return {**self.scale, **self.fitted}
 
     @property
@@ -150,7 +149,7 @@ def create(
 ) -> dict[str, int]:
     """Write the attributes and create every dataset without values; return the file offset of each dataset.
 
-    ``checksums``: each rank's `parts_of_checksums`. A seal covers these, attributes and datasets; () writes no seal.
+    ``checksums``: each rank's `parts_of_checksums`. `istmpi.hdf5.seal` is called unless they are ().
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)

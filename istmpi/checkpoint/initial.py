@@ -1,7 +1,7 @@
 """Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by torch.
 
-A tensor is used if its name and its shape fit a parameter. The values are scaled so that the full network computes the
-same as the network in the file.
+A tensor is used if its name and shape fit a parameter. The values are scaled so that the full network computes the
+same as the file's network.
 """
 
 import pickle
@@ -95,7 +95,7 @@ class Fit:
     path: Path
     fitted: tuple[str, ...]
     weights: tuple[int, int]
-    """The count of weights that come from the file, and the count of all weights of the network."""
+    """The number of weights that come from the file, and the number of all weights."""
     missing: tuple[str, ...]
     misshapen: tuple[str, ...]
     """Parameters of another shape in the file, as ``name (3 x 2 in the file, 4 x 2 here)``."""
@@ -127,10 +127,10 @@ def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None 
 def begin_with(
     path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
 ) -> Fit:
-    """Set a store, which has this rank's rows of the parameters, to the values in a file where names and shapes fit.
+    """Set this rank's rows of the parameters (``store``) to the values in a file, where names and shapes fit.
 
-    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps beginnings of names in the file
-    to those in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if no
+    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps prefixes of names in the file
+    to prefixes in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if no
     parameter fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
@@ -151,7 +151,7 @@ def begin_with(
 
 
 def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
-    """Set a store's rows of the parameters ``names`` to values of a network that each rank constructs with ``seed``."""
+    """Set a store's rows of parameters ``names`` to values of a network that each rank constructs with ``seed``."""
     values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
@@ -203,7 +203,7 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if it is unusable."""
+    """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if unusable."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -230,7 +230,7 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
     """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the network.
 
-    If none ever fits, the network's class may itself be a wrapper: put the wrapper's prefix before the names.
+    If no name fits, put a prefix of the network's own names before the names: its class may be a wrapper.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)

@@ -101,7 +101,7 @@ class Checkpoint:
 
     @property
     def calibrated(self) -> bool:
-        """True if the file has the moments of all batch normalisations, so that a single example can be scored."""
+        """True if the file has the moments of all batch normalisations, to score examples one by one."""
         return not self.architecture.batch_norms or bool(self._norms)
 
     @property
@@ -124,7 +124,7 @@ class Checkpoint:
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; otherwise None."""
+        """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; else None."""
         return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
 
     @property
@@ -133,7 +133,7 @@ class Checkpoint:
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors and the terms, each ``[outputs]``, with prediction = factor * output + term; None: no change.
+        """The factors and terms, ``[outputs]``, of prediction = factor * output + term; None: no change.
 
         They are float64 if there is a `target_offset`.
         """
@@ -149,7 +149,7 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """Names of the numbers that the network predicts, such as a table's column of labels; None without names."""
+        """Names of the numbers that the network predicts, such as a column of labels; None without names."""
         return self._names("output/names")
 
     @property
@@ -172,7 +172,7 @@ class Checkpoint:
             return {} if text is None else json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
-        """Return the fingerprint of a rank's own data; None if ranks share data, and in files of version 1."""
+        """Return the fingerprint of a rank's own data; None if ranks share data, or in files of version 1."""
         rows = self._if_there("data/own")
         return None if rows is None else tuple(rows[rank].tolist())
 

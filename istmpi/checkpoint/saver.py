@@ -43,8 +43,8 @@ class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
 
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
-    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators. Parallel HDF5
-    creates one per file, and two threads that create some may deadlock; saving then does not use a thread.
+    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators. Saving with
+    parallel HDF5 then uses no thread: two threads that create communicators may deadlock.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Saver:
                 remove_leftovers(folder)
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        """Save a checkpoint, or let the thread save it; ``pieces`` may change as soon as this returns."""
+        """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call returns."""
         self.wait()
         if self.background:
             staged = self._stage(pieces)
@@ -98,7 +98,7 @@ class Saver:
             raise outcome
 
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
-        """Save a checkpoint before this returns, to ``path`` if given. Raises OutputError at the first failure."""
+        """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at the first failure."""
         self.wait()
         path = path or self.folder / name(header)
         with self._communicator.waiting_for_itself(_CALL):
@@ -113,7 +113,7 @@ class Saver:
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """Start the thread of all checkpoints now: it might fail later. If it fails on a rank, no rank uses one."""
+        """Start the thread of all checkpoints before training. If that fails on a rank, no rank uses a thread."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()

@@ -22,7 +22,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.table import BatchNormalisation
 
 STOPPED_START = "start"
-"""A kind of extra tensor (slot) in files of earlier versions: the weights at the start of a round that was stopped."""
+"""A kind of slot in files of earlier versions: the weights at the start of a round that was stopped."""
 
 Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -73,7 +73,7 @@ def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
 def deployment_pieces(
     moments: Moments, norms: Mapping[str, BatchNormalisation], inputs: Mapping[str, np.ndarray], rank: int
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: normalisations' moments, ``inputs``. Rank 0 writes all."""
+    """Yield the pieces that prediction needs beside weights: norms' moments, and `inputs_of`. Rank 0 writes all."""
     arrays = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -88,7 +88,7 @@ def deployment_pieces(
 
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
-    """Yield a piece, with a block for each rank, for each of ``tensors``: they differ between ranks after a round."""
+    """Yield a piece for each of ``tensors``, which differ between ranks after a round: each rank has a block of it."""
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
@@ -110,8 +110,8 @@ def _part(store: ParameterStore, *dataset: Any) -> Piece:
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
     """Fill the store from a checkpoint; return this rank's own tensors, which differ between ranks.
 
-    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed; in that case
-    the store gets the means of the ranks' states. Raises DataError if the file lacks a tensor.
+    Returns no tensors if the checkpoint was saved inside a round, or if the number of ranks has changed. After such a
+    change, the store gets the means of the ranks' optimizer states. Raises DataError if the file lacks a tensor.
     """
     header = checkpoint.header
     slots = [name for name in checkpoint.tensors if isinstance(name, Slot) and name.kind != STOPPED_START]

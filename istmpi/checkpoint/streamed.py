@@ -20,11 +20,11 @@ Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 def begin_with_function(
     source: str, function: Yields | None, network: Architecture, store: ParameterStore, communicator: Communicator
 ) -> list[str]:
-    """Set a store to the (name, tensor) pairs that a function yields on rank 0; return a report. Collective.
+    """Set a store to the (name, tensor) pairs that a function yields on rank 0; return lines to print. Collective.
 
     Each rank gets the rows that it owns, and frozen parameters whole. If ``function`` is None, rank 0 loads it by its
-    name ``source``. Raises on all ranks DataError if the function fails, ConfigError if a tensor does not fit or is
-    not finite. Only floating-point tensors are used.
+    name ``source``. Raises DataError on all ranks if the function fails, ConfigError if a tensor does not fit or is not
+    finite. Only floating-point tensors are used.
     """
     on_root, taken = Replicated(network.lengths, communicator.size, (0,)), set()
     pairs = _pairs(source, function, network) if communicator.rank == 0 else iter(())

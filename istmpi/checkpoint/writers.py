@@ -1,7 +1,7 @@
 """Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct). The bytes are equal.
 
-In both, rank 0 first creates the file and all its datasets. They leave a complete file at the given path, or raise
-OSError on the ranks that failed.
+Rank 0 first creates the file and all its datasets. A writer leaves a complete file at ``path``, or raises OSError on
+the ranks that failed.
 """
 
 import os
@@ -79,7 +79,7 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
     """Let rank 0 create the file without the rows; return each dataset's file offset on every rank. Collective.
 
-    HDF5 then needs no more disk space for the file's structure, so that a full disk can only affect rows.
+    A full disk can then only affect rows, not the file's structure.
     """
     made: dict[str, int] | OSError = {}
     checksums = communicator.gather_to_root(parts_of_checksums(pieces))
@@ -98,7 +98,7 @@ def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: 
 def _write_rows(
     dataset: h5py.h5d.DatasetID, piece: Piece, start: int, stop: int, collective: h5py.h5p.PropDXID
 ) -> None:
-    """Write rows ``start`` to ``stop`` of this rank's part, if it has such rows. Collective."""
+    """Write this rank's rows ``start`` to ``stop``, if any. Collective."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
     here = dataset.get_space()

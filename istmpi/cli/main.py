@@ -95,7 +95,7 @@ Exit codes:
   130  interrupted"""
 
 DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] / 'docs'}"
-"""The help's last line: the folder of this version's pages, unbroken, so that it can be copied."""
+"""The help's last line: the folder of this version's pages, in one line that can be copied."""
 
 
 @click.group(
@@ -156,7 +156,7 @@ class _Output(io.FileIO):
 def _open_streams() -> None:
     """Make standard output and error accept every character, and outlive a reader that leaves.
 
-    A closed standard stream is opened to /dev/null: otherwise the next file would get its descriptor.
+    A closed standard stream is opened to /dev/null, or the next file would get its descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -246,7 +246,7 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print the error on one rank if all have it, otherwise on each that failed. Return as `_outcome` does."""
+    """Print an error on rank 0 if all ranks have it, else on each that failed. Return as `_outcome` does."""
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,4 @@
-"""Finds a run's network. A network of `has_table` needs no data if layers or a shape are given."""
+"""Finds a run's network: without data if `has_table` holds for its name, and layers or a shape are given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FEATURES_IN_A_ROW = 75
 """Features of a sparse row if no data are read: those of Amazon-670k."""
 NODES, DEGREE = 100_000, 20
-"""Nodes of a graph's batch, and neighbours of each, if no data are read."""
+"""Nodes of a graph's batch, and neighbours of a node, if no data are read."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def described(
 ) -> Described:
     """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data.
 
-    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. ``ranks`` turns epochs into rounds.
+    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs become rounds of ``ranks`` ranks.
+    Raises ConfigError if ``layers`` do not fit the network.
     """
     require_known(run.model.name)
     run = run.with_implied()
@@ -81,7 +82,7 @@ def described(
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """Return a run's network, equal on every rank; only rank 0 inspects it. Collective."""
+    """Return a run's network, the same on every rank; only rank 0 inspects it. Collective."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)

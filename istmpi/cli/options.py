@@ -1,4 +1,4 @@
-"""Options of commands, and quantities as people write them: 2.5Gbit, 100us, 250G, 16GB. Others give ConfigError."""
+"""Options of commands, and quantities such as 2.5Gbit, 100us, 250G and 16GB. Other texts raise ConfigError."""
 
 import math
 import re
@@ -95,7 +95,7 @@ def memory(option: str, text: str) -> float:
 
 
 def ranks(option: str, text: str) -> list[int]:
-    """Return numbers of ranks: those of ``1,2,4``, or of ``3..10`` both ends and the powers of two between them."""
+    """Return the numbers of ranks in ``1,2,4``, or in ``3..10``: both ends and the powers of two between them."""
     expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
@@ -112,7 +112,7 @@ def shape(option: str, text: str) -> tuple[int, ...]:
 def widths(option: str, text: str) -> list[int]:
     """Return the lengths of all layers in ``1000-4000-200``: features, hidden widths, labels.
 
-    Raises ConfigError, with ``option``, unless ``text`` is at least three such numbers.
+    Raises ConfigError, which names ``option``, unless ``text`` has at least three such numbers.
     """
     expected = "features, hidden widths and labels, such as 1000-4000-4000-200"
     lengths = _whole_numbers(option, text, "-", expected)

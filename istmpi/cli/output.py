@@ -32,7 +32,6 @@ def wide_console() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """Return a table without borders. It has no header row if there are no ``columns``."""
     return Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
 
 
@@ -84,7 +83,7 @@ def verify(
 ) -> None:
     """Read every byte of the files and print what is damaged. Raises DataError if any file is damaged.
 
-    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` is skipped if it is gone by now.
+    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` that no longer exists is skipped.
     """
     results = []
     with progress(in_bytes=True) as report:

@@ -44,7 +44,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
 
 
 def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: the cost and the rounds of each phase.
+    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: each phase's cost and number of rounds.
 
     ``alone``: the cost on one process. Shapes, FLOPs and memory are those of the first phase.
     """

@@ -99,7 +99,7 @@ def resolve(
 ) -> Run:
     """Return the run that a command line describes.
 
-    Raises ConfigError for a wrong setting, and for one of ``refused``, which names the option to use instead.
+    Raises ConfigError for a wrong setting, and for a setting in ``refused``, whose value is the option to use instead.
     """
     run = run or DEFAULT
     loaded = Run.load(run)
@@ -151,7 +151,7 @@ class Showing:
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
-    """Print the outcome as JSON, and everything else on the standard error."""
+    """Print the outcome as JSON, and everything else to standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
@@ -190,7 +190,7 @@ def _installed(context: click.Context, option: click.Parameter, names: Sequence[
 
 
 def watching(command: Callable) -> Callable:
-    """Decorate a click command with --stop-before-walltime, --log and `showing`."""
+    """Decorate a click command with --stop-before-walltime, --log and the options of `showing`."""
     logging = text(
         "--log",
         "NAME",

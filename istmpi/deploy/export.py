@@ -42,7 +42,7 @@ class Content:
     state: State
 
     def metadata(self, of_state: bool = False) -> dict[str, str]:
-        """Return the texts to store with a program or, if ``of_state``, a state; all except "format" are JSON."""
+        """Return the texts to store with a program, or with a state if ``of_state``; all except "format" are JSON."""
         header = self.checkpoint.header
         values = {
             "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
@@ -77,7 +77,8 @@ def export(
     """Write a checkpoint's network as ``form``, next to the checkpoint unless a ``target`` is given.
 
     ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has changed since training is
-    refused unless ``with_changed_source``. Raises DataError, ConfigError or OutputError.
+    refused unless ``with_changed_source``. Raises DataError for an unusable checkpoint or data, ConfigError if ``form``
+    does not fit, OutputError if a file cannot be written.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
@@ -145,7 +146,7 @@ _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C
 _SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 ONNX_LIMIT = 2**31 - 2**20
-"""The most bytes of tensors in an ONNX file. With the graph they are one message of at most 2 GiB."""
+"""The most bytes of tensors in an ONNX file, which is one message of at most 2 GiB with its graph."""
 
 
 def _safetensors(content: Content, name: str) -> Parts:
@@ -192,7 +193,6 @@ def _npz(content: Content, name: str) -> Parts:
 
 
 def _torch(content: Content, name: str) -> Parts:
-    """The file ``{"state_dict": ..., "metadata": ...}`` and, if the inputs are known, the program next to it."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     if content.checkpoint.header.data.task == OWN:

@@ -1,4 +1,4 @@
-"""The code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
+"""Finds the code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def runnable(
 ) -> Architecture:
     """Return a checkpoint's network with its code. ``model``: the class of a user's own network.
 
-    The network is tried on examples of the data's shape, or on ``example``, the inputs of a batch, if only the data's
-    code defines their form. Without such an ``example``, nothing is tried; then ConfigError if ``runs``.
+    The network is tried on ``example``, the inputs of a batch, or on examples of the data's shape. Nothing is tried if
+    only the data's code defines the inputs and there is no ``example``; with ``runs``, that raises ConfigError.
 
     Raises DataError if the class is needed and not given, ConfigError if the class makes another network.
     """
@@ -83,7 +83,7 @@ def deal_of(header: Header, architecture: Architecture) -> Partition:
 
 
 def changed_source(network: Architecture) -> str:
-    """Return a note if the class's source has changed since training, even by a byte; otherwise ""."""
+    """Return a note if the class's source has changed since training, even by a byte; else ""."""
     source, code = network.table.source, network.code
     if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
         return ""

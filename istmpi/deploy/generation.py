@@ -41,7 +41,8 @@ def continuation(
     """Yield at most ``count`` tokens that follow a prompt, up to the ``end`` of its document.
 
     Each token is drawn by logits / temperature; temperature 0 takes the likeliest token. The draw depends only on the
-    seed and the token's number. Text longer than the window is cut to its later half, so that a cache helps.
+    seed and the token's number. Text longer than the window is cut to its later half. Raises DataError for outputs that
+    are not finite.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -61,7 +62,7 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """Return a function of up to ``window`` tokens for the next token's logits, with ``forward``'s cache, if any."""
+    """Return a function from up to ``window`` tokens to the next token's logits, with ``forward``'s cache, if any."""
     cache: list = []
     seen: list[int] = []
 

@@ -62,7 +62,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, with tensors by their names in its state; in a chain ``getattr(torch.nn, kind)(**settings)``."""
+    """A module, with tensors by their names in its state. In a chain, it is ``getattr(torch.nn, kind)(**settings)``."""
 
     name: str
     kind: str
@@ -82,9 +82,9 @@ class State:
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
-    """Factors of sums that go with the state (`istmpi.models.scaling.multiply_sums`)."""
+    """Factors of sums that no weight can hold, for `istmpi.models.scaling.multiply_sums`."""
     module: nn.Module | None = None
-    """The network itself, if no plain class makes it; otherwise None."""
+    """The network itself, if no plain class makes it; else None."""
 
     @property
     def tensors(self) -> dict[str, Values]:
@@ -94,7 +94,8 @@ class State:
 def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     """Return the layers that compute outputs from examples as they are in the data, without dropout.
 
-    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME.
+    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME. Raises ConfigError for a layer
+    that is not PyTorch's.
     """
     layers = []
     network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
@@ -147,8 +148,8 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
 def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
     """Return the state of a plain class, with the full network's factors (``scale``) multiplied into ``values``.
 
-    A product's factor is in its weight; the factor of a block's end is in all parameters of that end. Layers that share
-    a weight, but have different factors, each get their own weight.
+    A product's factor is in its weight; a residual block's factor is in all parameters of the block's ends. Layers that
+    share a weight, but have different factors, each get their own weight. Raises ConfigError for a bfloat16 buffer.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}

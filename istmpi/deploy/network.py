@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory. It scores each example by itself.
 
-    ``calibrate_on``: data whose training split calibrates the network; DataError if a file without calibration lacks
-    it. ``model``: the class of a user's own network; its code is run.
+    ``calibrate_on``: data whose training split calibrates the network; DataError if a file without calibration has
+    none. ``model``: the class of a user's own network; its code is run.
     """
 
     def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
@@ -73,8 +73,8 @@ class CalibratedNetwork:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
-        Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. A network
-        with several exits gives the last one's. Raises DataError for another form, or outputs that are not finite.
+        Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. Only the
+        last exit's outputs are returned. Raises DataError for another form, or outputs that are not finite.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 

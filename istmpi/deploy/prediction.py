@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from istmpi.deploy.network import CalibratedNetwork
 
 BATCH = 256
-"""Examples whose activations are in memory at a time."""
+"""The most examples that are predicted at a time."""
 MOST_LOGITS = 2**25
 """Logits of ranked labels that are in memory at a time."""
 
@@ -56,9 +56,9 @@ def lines(
 ) -> Iterator[str]:
     """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column names, or ``jsonl``.
 
-    ``top``: the number of likeliest labels to give with their probabilities; 0 gives all labels above 1/2. ``example``:
-    the name of the first column. ``named``: the names of outputs that are not classes. ``true``: the true classes of
-    all examples, for a column.
+    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2. ``example``: the name of the first
+    column. ``named``: the names of outputs that are not classes. ``true``: the true classes of all examples, for a
+    column.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
@@ -126,7 +126,7 @@ def node_lines(
 ) -> Iterator[str]:
     """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph ``source``.
 
-    Raises DataError unless it is a prepared graph with ``features`` features.
+    Raises DataError unless ``source`` is a prepared graph with ``features`` features.
     """
     logits = network.of_graph(_graph(source, features))
     if classes is None:
@@ -153,7 +153,7 @@ def _graph(source: str, features: int) -> GraphSplit:
 def ranked_lines(
     network: CalibratedNetwork, blocks: Iterable[Ragged], labels: int, top: int, loss: str, form: str
 ) -> Iterator[str]:
-    """Yield the ``top`` labels of each row with their probabilities, the largest first. ``form``: as for `lines`.
+    """Yield lines of each row's ``top`` labels with probabilities, the largest first. ``form``: as for `lines`.
 
     Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are independent.
     """

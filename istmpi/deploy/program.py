@@ -49,7 +49,7 @@ class Normalising(nn.Module):
             self.register_buffer(name, torch.from_numpy(values))
 
     def forward(self, input: torch.Tensor) -> Outputs:
-        """The outputs for examples ``[b, *shape]`` as they are in the data."""
+        """Return the outputs for examples ``[b, *shape]`` as they are in the data."""
         outputs = self.network((input - self.mean) / self.std if self.normalised else input)
         if not self.rescaled:
             return outputs
@@ -82,7 +82,7 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
 
 
 def whole_state(state: State) -> dict[str, torch.Tensor]:
-    """The whole state in memory. Tied tensors have all of their names."""
+    """Return all tensors in memory, tied tensors by all of their names."""
     tensors = {}
     for name, values in state.tensors.items():
         content = np.concatenate(list(values.chunks())).view(values.dtype)
@@ -106,7 +106,7 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """Return a module's program for any number of examples like those of ``x``. ConfigError if that fails."""
+    """Return a module's program for any number of examples like ``x``. ConfigError if that fails."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():

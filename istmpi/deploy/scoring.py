@@ -36,8 +36,8 @@ def evaluate(
 ) -> Evaluation:
     """Return loss and score of a checkpoint's network on a split, by default of the run's own data. Collective.
 
-    Moments of batch normalisations are the file's, or new ones if it has none or if ``calibrate``. Raises DataError on
-    every rank if the checkpoint or the data cannot be used, or if outputs are not finite.
+    Moments of batch normalisations are the file's, or new ones if the file has none or if ``calibrate``. Raises
+    DataError on every rank if the checkpoint or the data cannot be used, or if outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)

@@ -67,7 +67,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, loaded modules and the variables that steer MPI and threads, for a run's record."""
+    """Return versions, loaded modules, and environment variables of jobs, MPI, threads and GPUs, without secrets."""
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     settings = {name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)}
     return {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 STATES = ("green", "yellow", "red")
-"""Good; works, but costs time or safety; does not work."""
+"""It works; it works, but costs time or safety; it does not work."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "FI_TCP
 
 
 def interfaces(communicator: Communicator) -> list[Finding]:
-    """Judge the network interfaces: MPI might choose one that does not reach the other hosts. Collective."""
+    """Return the finding on network interfaces: yellow if MPI might choose a wrong interface. Collective."""
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     here = [f"{name} ({at})" for name, at in addresses.items() if at and not at.startswith("127.")]
     fast = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []

@@ -1,4 +1,4 @@
-"""A time limit for calls into MPI. They release Python's lock, so a thread can end the job if a call hangs."""
+"""A time limit for calls into MPI, which release Python's lock: a thread can end the job if a call hangs."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ _LAST_WORDS = 1.0
 
 @contextmanager
 def limit(rank: int, doing: str, seconds: float) -> Iterator[None]:
-    """End this process, and with it the job, after ``seconds`` in the block; say what ``rank`` was ``doing``."""
+    """End this process, and so the job, if the block takes ``seconds``; print what ``rank`` was ``doing``."""
     timer = threading.Timer(seconds, _end, (f"rank {rank} on {socket.gethostname()} hangs while {doing}",))
     timer.daemon = True
     timer.start()

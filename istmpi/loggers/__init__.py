@@ -1,4 +1,4 @@
-"""Loggers (``--log``) send a run's records to other programs. A new one needs a file and a line in LOGGERS."""
+"""Loggers (``--log``) send a run's records to other programs. A new logger needs a file and a line in LOGGERS."""
 
 from __future__ import annotations
 

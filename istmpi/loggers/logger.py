@@ -1,4 +1,4 @@
-"""The base class of loggers, and a watch with loggers; an error in a logger does not end the run."""
+"""The base class of loggers, and a watch that passes calls to loggers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class Logger(Watch):
 
 
 def figures(progress: Progress) -> dict[str, float]:
-    """Return the numbers of a record without the round. Programs plot names with one prefix together."""
+    """Return a record's numbers without the round. Related names get a prefix, so that programs plot them together."""
     numbers = {name: value for name, value in progress.record().items() if not isinstance(value, str)}
     del numbers["round"]
     return {_grouped(name): value for name, value in numbers.items()}

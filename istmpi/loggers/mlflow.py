@@ -1,4 +1,4 @@
-"""Sends a run's records to MLflow, to the place in MLFLOW_TRACKING_URI."""
+"""Sends a run's records to MLflow, to the server or folder in MLFLOW_TRACKING_URI."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 
 AT_ONCE = 1000
-"""The most metrics in one call of MLflow; parameters (at most 100 in a call) are sent one by one."""
+"""The most metrics in one call of MLflow."""
 
 
 class MLflow(Logger):
-    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow has are not sent again."""
+    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow already has are not sent again."""
 
     name = "mlflow"
 

@@ -1,4 +1,4 @@
-"""Sends a run's records to Weights & Biases; its environment variables set the destination."""
+"""Sends a run's records to Weights & Biases; the variables WANDB_* set the destination."""
 
 import os
 

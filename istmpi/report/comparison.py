@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional error of each default target, as a share of the error of the best score that all runs reach."""
+"""The additional errors of the default targets, as shares of the error at the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -29,7 +29,7 @@ def in_order(phases: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over a method's repeats: one value per run, infinite if the run did not reach the target."""
+    """A figure over a group's runs: one value per run, infinite if the run did not reach the target."""
 
     values: tuple[float, ...]
 
@@ -50,10 +50,10 @@ class Spread:
 @dataclass(frozen=True)
 class Group:
     name: str
-    """The method with every setting in which runs of the comparison differ."""
+    """The method, and every setting in which runs of the comparison differ."""
     curves: tuple[Curve, ...]
     label: str
-    """A short name: the method with only the settings that distinguish its groups."""
+    """A short name: the method, and only the settings that distinguish groups of the method."""
 
     @property
     def method(self) -> str:
@@ -91,9 +91,10 @@ class Comparison:
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
-        """Return a group's figure divided by the best group's: the median over common seeds, else the medians' ratio.
+        """Return the ratio of a group's figure to the best group's figure.
 
-        None if the group's median run did not reach the target, or if the ratio is infinite.
+        It is the median of the ratios at common seeds, or the ratio of the medians if no seed is common. None if the
+        group's median run did not reach the target, or if the ratio is infinite.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
@@ -133,7 +134,7 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets``, by default at `default_targets`.
+    """Group runs by method and settings, to compare them at ``targets`` (default: `default_targets`).
 
     Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
     """
@@ -160,7 +161,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
 def _data(curves: Sequence[Curve]) -> list[str]:
     """Return the names of the runs' data sets. Different contents under one name count as several.
 
-    A run without a name is counted to the only named data set.
+    Data without a name count as the named data set, if there is only one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
     contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
@@ -182,7 +183,7 @@ def check_targets(targets: Sequence[float], score_name: str) -> None:
 
 
 def smoothed(scores: Sequence[float]) -> list[float]:
-    """Replace each score by the median of it and its two neighbours. Keep the first and the last."""
+    """Return the median of each score and its two neighbours; the first and the last score stay as they are."""
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
     return [*scores[:1], *inner, *scores[1:][-1:]]
 
@@ -243,7 +244,7 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
 
 
 WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
-"""Beginnings of settings that do not separate the groups of a comparison."""
+"""Prefixes of the settings that do not separate the groups of a comparison."""
 
 
 def facts(curve: Curve) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def full_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return a short name for each group, given a run of each: its method, with settings if groups share the method."""
+    """Return short names of groups, given a run of each: the method, with settings if groups share the method."""
     made = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]
@@ -272,7 +273,6 @@ def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) 
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as people write it: ``512-512``, or ``none`` for None."""
     if value is None or value == "":
         return "none"
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -37,7 +37,7 @@ class Curve:
     method: str
     points: tuple[Point, ...]
     seed: int = 0
-    """The seed. Runs with the same seed usually begin with the same network and see the same batches."""
+    """Runs with the same seed usually begin with the same network and see the same batches."""
     ranks: int | None = None
     score_name: str = ""
     name: str = ""
@@ -46,9 +46,9 @@ class Curve:
     problem: str = ""
     source: str = ""
     data: str = ""
-    """A fingerprint of the training data; empty if it is unknown."""
+    """A fingerprint of the training data; empty if unknown."""
     test: float | None = None
-    """The last score on the test split if the points are on the validation split; otherwise None."""
+    """The last score on the test split if the points are on the validation split; else None."""
 
     def save(self, path: Path) -> None:
         with appearing(path) as file:
@@ -58,7 +58,7 @@ class Curve:
 def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
     """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like ``curve.json``.
 
-    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is one of a folder, and
+    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a folder of runs, and
     another run can be read.
     """
     curves, problems = [], []

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file: verdict, tables, pictures inside, and the settings that differ."""
+"""A comparison as one HTML file: verdict, tables, embedded pictures, and the settings that differ."""
 
 import platform
 import shlex

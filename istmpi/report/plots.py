@@ -1,4 +1,4 @@
-"""Draws a run from the record in its folder, comparisons, and predicted costs."""
+"""Draws a run from the record in its folder, comparisons, and predicted costs. ImportError without matplotlib."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ PICTURE = "progress.png"
 def draw(folder: Path) -> Path:
     """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
 
-    Raises DataError for a bad record, OutputError if the file cannot be written."""
+    Raises DataError for a bad record, OutputError if the file cannot be written.
+    """
     record = RunFolder(folder)
     summary, lines = record.summary(), record.lines()
     title, method = folder.name, ""
@@ -98,14 +99,14 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
 # ---- a comparison
 
 WIDTH, HEIGHT = 4.8, 3.5
-"""The size of a panel in inches: its letters are readable on a telephone."""
+"""The size of a panel in inches. Its letters are readable on a phone."""
 BAR = 0.35
 COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
 SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Return <svg> elements by title: the score against time and bytes, and the time by phase; reproducible text."""
+    """Return reproducible <svg> elements by title: the score against time and bytes, and the time by phase."""
     titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
@@ -201,7 +202,7 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw traffic, computation, time, speed-up and memory of a cluster into a file.
+    """Draw traffic, computation, time, speed-up and memory of methods by number of ranks into a file.
 
     Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
     """

@@ -1,4 +1,4 @@
-"""A comparison as tables of plain text, for the console and HTML alike, and as a verdict in sentences."""
+"""A comparison as tables of plain text, for the console and HTML, and as a verdict in sentences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -157,7 +157,7 @@ def _phases(comparison: Comparison) -> Rows:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence for each evaluated group, fastest first, on the hardest target reached, then warnings."""
+    """Return a sentence for each evaluated group, fastest first, then warnings. The target is the hardest reached."""
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
         return "The runs have no evaluation to compare yet."

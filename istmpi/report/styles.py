@@ -1,6 +1,6 @@
-"""The look of pictures: the only place for colours, and the writing of files.
+"""The look of pictures: colours, markers and lines; and functions that write pictures.
 
-`STYLES` has the styles of known methods; others get unused colours.
+`STYLES` has the styles of known methods; other methods get unused colours.
 """
 
 import io
@@ -57,7 +57,7 @@ STYLES = {
 
 UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
-"""The line styles, in order, of a method's groups, which differ in their settings."""
+"""The line styles that distinguish a method's groups."""
 
 PHASES = {
     "deal": "#666970",
@@ -74,7 +74,7 @@ REST = ("#f7f7f7", "#252525", "#bdbdbd")
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each method. A method without an entry in `STYLES` gets an unused colour and marker."""
+    """Return a style for each method. Methods that are not in `STYLES` get unused colours, while there are any."""
     names = list(dict.fromkeys(names))
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
@@ -103,7 +103,7 @@ LOOK = {
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib takes neither for mathematics nor for a label to hide; long texts are cut."""
+    """Escape $ for matplotlib, and remove a leading _, which hides a label. Long texts are cut."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
@@ -114,7 +114,7 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A context for drawing in one look, without a user's settings. Raises ImportError without matplotlib."""
+    """A ``with`` block with istmpi's settings of matplotlib, not the user's. Raises ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -25,7 +25,7 @@ CHANGING = (
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table without lines. Values may be of any type; rich does not read them as markup."""
+    """Return a table without lines. Values have any type; rich does not read them as markup."""
     table = Table(*map(_text, columns), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(_text, row))
@@ -94,11 +94,11 @@ def inexact(network: Architecture) -> str:
 
 
 FEW_UNITS, FEW_CHANNELS = 16, 256
-"""The least units of a layer per rank, and least channels of a residual stream, that give no warning."""
+"""The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no warning."""
 
 
 def too_narrow(network: Architecture, held: Holdings) -> str:
-    """Return a warning if the subnets of a deal are too narrow to learn well; otherwise an empty text."""
+    """Return a warning if the subnets of a deal are too narrow to learn well; else an empty text."""
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""

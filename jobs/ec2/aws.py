@@ -1,4 +1,4 @@
-"""What AWS knows and does: one account in one region, and the stacks of istmpi's clusters in it."""
+"""An AWS account in one region, and the stacks of istmpi's clusters."""
 
 import json
 import sys
@@ -18,18 +18,18 @@ except ImportError:
 TEMPLATE = Path(__file__).resolve().with_name("cluster.yaml")
 TAG = "istmpi"
 RECALLED_PRICES = {"m5.2xlarge": 0.384, "g6.2xlarge": 0.9776}
-"""US dollars an hour in us-east-1, for when the price list cannot be read."""
+"""US dollars an hour in us-east-1, used if the price list cannot be read."""
 
 _EVERY = 5
-"""Seconds between two looks at a stack."""
+"""Seconds between two queries of a stack's status."""
 
 
 class Refused(Exception):
-    """What cannot be done, in one line."""
+    """An operation that cannot be done; the message is one line."""
 
 
 class Aws:
-    """An account in one region."""
+    """An account in one region. Raises Refused if there is no such region."""
 
     def __init__(self, region: str | None):
         session = boto3.Session(region_name=region)
@@ -62,7 +62,7 @@ class Aws:
             raise Refused(f"--type {name}: there is no such instance type in {self.region}{meant}") from None
 
     def subnet(self, wanted: str | None, kind: str) -> dict[str, Any]:
-        """The wanted subnet, or the first of the default VPC, in a zone that has instances of this type."""
+        """Return the subnet ``wanted``, or a default one, in a zone with ``kind``. Raises Refused if there is none."""
         filters = [{"Name": "instance-type", "Values": [kind]}]
         offers = self.ec2.describe_instance_type_offerings(LocationType="availability-zone", Filters=filters)
         zones = sorted(one["Location"] for one in offers["InstanceTypeOfferings"])
@@ -84,7 +84,7 @@ class Aws:
         return min(usable, key=lambda subnet: subnet["AvailabilityZone"])
 
     def key(self, wanted: str | None) -> str:
-        """The wanted key pair's name, or that of the only one."""
+        """Return ``wanted``, or for None the name of the only key pair. Raises Refused without such a pair."""
         names = [pair["KeyName"] for pair in self.ec2.describe_key_pairs()["KeyPairs"]]
         if wanted in names or (wanted is None and len(names) == 1):
             return wanted or names[0]
@@ -97,7 +97,7 @@ class Aws:
         raise Refused(f"{said}; {known}.")
 
     def price(self, kind: str) -> tuple[float | None, str]:
-        """On demand: US dollars for an instance and hour, and where that is from."""
+        """Return the on-demand price in US dollars an hour (None if unknown), and the source of the price."""
         wanted = {
             "instanceType": kind,
             "regionCode": self.region,
@@ -119,7 +119,7 @@ class Aws:
             return None, "the price list could not be read"
 
     def spot_price(self, kind: str, zone: str) -> tuple[float | None, str]:
-        """The spot price in a zone, in dollars an hour, and a remark on it; None where there is none."""
+        """Return the spot price in a zone in US dollars an hour (None if there is none), and a remark on it."""
         history = self.ec2.describe_spot_price_history(
             InstanceTypes=[kind],
             ProductDescriptions=["Linux/UNIX"],
@@ -131,7 +131,7 @@ class Aws:
     # -- stacks
 
     def clusters(self) -> list[dict[str, Any]]:
-        """The stacks that `up` has made, with everything that CloudFormation says of them."""
+        """Return CloudFormation's descriptions of the stacks that `up` has made."""
         pages = self.stacks.get_paginator("describe_stacks").paginate()
         return [stack for page in pages for stack in page["Stacks"] if any(tag["Key"] == TAG for tag in stack["Tags"])]
 
@@ -142,7 +142,7 @@ class Aws:
         raise Refused(f"there is no cluster {name} in {self.region}.")
 
     def instances(self, name: str) -> list[dict[str, Any]]:
-        """The instances of a cluster that run, the longest running first."""
+        """Return a cluster's instances that run or start, the oldest first."""
         filters = [
             {"Name": f"tag:{TAG}", "Values": [name]},
             {"Name": "instance-state-name", "Values": ["pending", "running"]},
@@ -152,7 +152,7 @@ class Aws:
         return sorted(found, key=lambda one: (one["LaunchTime"], one["InstanceId"]))
 
     def make(self, name: str, parameters: Mapping[str, str], patience: float) -> None:
-        """Make a cluster and wait until it is ready; one that does not get so is removed, and the reason raised."""
+        """Make a cluster and wait until it is ready. A cluster that fails is removed, and the reason is raised."""
         stack = name
         try:
             stack = self.stacks.create_stack(
@@ -173,7 +173,7 @@ class Aws:
             raise
 
     def remove(self, stack: str, patience: float) -> None:
-        """Remove a stack, if it is there, with everything in it, and wait until it is gone."""
+        """Remove a stack, if it exists, and wait until it is gone. Raises Refused if that fails."""
         try:
             stack = self.stacks.describe_stacks(StackName=stack)["Stacks"][0]["StackId"]
         except ClientError:
@@ -206,7 +206,7 @@ class Aws:
         return f"{failed[-1]['LogicalResourceId']}: {failed[-1]['ResourceStatusReason']}"
 
     def _no_instances(self, stack: str) -> str:
-        """Why the group cannot start its instances; CloudFormation itself would wait until its own patience ends."""
+        """Return the reason why the group cannot start instances; "" if it can."""
         resources = self.stacks.describe_stack_resources(StackName=stack)["StackResources"]
         for group in (one.get("PhysicalResourceId") for one in resources if one["LogicalResourceId"] == "Group"):
             if group:
@@ -216,7 +216,7 @@ class Aws:
 
 
 def said(error: ClientError) -> str:
-    """What AWS answered."""
+    """Return an AWS error's message and code."""
     return f"{error.response['Error'].get('Message') or error} ({error.response['Error'].get('Code')})"
 
 

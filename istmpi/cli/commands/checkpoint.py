@@ -14,7 +14,7 @@ from istmpi.cli.output import verify as verify_files
 def command() -> None:
     """List, show and verify checkpoints; needs neither MPI nor torch.
 
-    CKPT is a file of a run: runs/NAME/network.h5, or one in runs/NAME/checkpoints.
+    CKPT is a checkpoint of a run: runs/NAME/network.h5, or a file in runs/NAME/checkpoints.
     """
 
 
@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("folder")
 @as_json
 def ls(folder: str, as_json: bool) -> None:
-    """List the checkpoints in FOLDER, a run's or one of checkpoints, oldest first."""
+    """List the checkpoints in FOLDER (of a run, or of its checkpoints): rounds in order, best.h5, network.h5."""
     from istmpi.checkpoint.folder import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))
@@ -63,7 +63,7 @@ def show(path: str, as_json: bool) -> None:
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if there is any."""
+    """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if a file is damaged."""
     from istmpi.checkpoint.folder import files
     from istmpi.checkpoint.reader import open_checkpoint
 

@@ -39,8 +39,9 @@ def command(
     mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
 
     The methods run in turn in one job, with the same initial network and batches. Evaluation time does not count.
-    Repeating the command resumes a stopped comparison, or adds methods and repeats to a finished one;
-    istmpi report shows it again. A failed method does not stop the others; its exit code becomes the command's.
+    Repeating the command resumes a stopped comparison, or adds methods and repeats to a finished one.
+    istmpi report shows a comparison again. A failed method does not stop the others; the command then ends with the
+    exit code of the first failure.
     """
     if "narrow" in methods.split(","):
         raise ConfigError(

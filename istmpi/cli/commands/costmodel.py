@@ -70,7 +70,7 @@ def command(
     plot: str | None,
     **given: Any,
 ) -> None:
-    """Predict the cost of RUN as `istmpi train` would run it; without RUN, the paper's Figure 2.
+    """Predict the cost of RUN as istmpi train would run it. Without RUN, predict Figure 2 of the IST paper.
 
     \b
     istmpi costmodel

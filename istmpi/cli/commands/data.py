@@ -17,7 +17,7 @@ def command() -> None:
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each prepared FILE and report damage. Exit code 2 if there is any."""
+    """Read every byte of each prepared FILE and report damage. Exit code 2 if a file is damaged."""
     from istmpi.data.hdf5 import prepared_file
 
     unguarded = ", but not checked: it has no checksums (format version 1); prepare it again to add them"

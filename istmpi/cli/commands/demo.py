@@ -39,10 +39,10 @@ LATENCY = 100e-6
 @text("--out", "FOLDER", "Folder of runs and report; demo in $ISTMPI_RUNS (runs) by default.")
 @flag("--brief", "Print the prediction alone.")
 def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool) -> None:
-    """Train the digits with three methods on this machine, and predict what each would take over slow links.
+    """Train the digits with three methods on this machine, and predict the time of each over slow links.
 
-    It starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the cost model
-    (istmpi costmodel) predicts the seconds over links of each RATE.
+    The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the model of
+    istmpi costmodel predicts the seconds over links of each RATE.
     """
     rank, others = launched()
     if rank > 0:

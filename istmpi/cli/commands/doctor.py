@@ -29,7 +29,7 @@ def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
     istmpi doctor
     mpirun -n 8 istmpi doctor --folder /scratch/me
 
-    Green works, yellow works but slowly, red fails; the exit code is 1 if anything is red.
+    Green works; yellow works, but costs time or safety; red fails. The exit code is 1 if anything is red.
     """
     if meet:
         from istmpi import comm

@@ -26,7 +26,7 @@ def command(path: str, data: str | None, split: str, calibrate: bool, model: str
     istmpi evaluate runs/digits/network.h5
     mpirun -n 4 istmpi evaluate runs/speech/network.h5 --data other.h5
 
-    Each rank reads only its rows of the weights; for a network of yours, each rank builds the whole network.
+    Each rank reads only its rows of the weights, and builds the whole network if --model is given.
     """
     from istmpi.comm import HangWatch, world
     from istmpi.deploy.scoring import evaluate

@@ -34,9 +34,9 @@ def command(
     istmpi export runs/digits/network.h5 --to safetensors --out digits.safetensors
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
-    Calibration and input normalisation become layers; your network keeps its parameter names for
-    load_state_dict. The form torch has a second file, .pt2, a program that needs no class. See docs/formats.md for how
-    to use the files.
+    Calibration and input normalisation of an mlp become layers. Other networks keep their parameter names; their
+    classes take normalised inputs. Programs (onnx, and the second file of torch, .pt2) need no class and normalise
+    inputs. See docs/formats.md.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started

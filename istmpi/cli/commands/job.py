@@ -28,7 +28,7 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 
 _EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
-"""Values that a script's commented-out lines show for options that were not given."""
+"""Values for options that were not given, in commented-out lines of a script."""
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -36,7 +36,7 @@ _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
 @click.group("job")
 def command() -> None:
-    """Scripts that run istmpi on SLURM, PBS, LSF and EC2, printed ready to be submitted."""
+    """Print scripts that run istmpi on SLURM, PBS, LSF and EC2, ready to submit."""
 
 
 @click.command("slurm")
@@ -64,7 +64,7 @@ def command() -> None:
 @whole("--relaunch", "N", "Times to resume inside the job without lost nodes (3; not with --compare).", 0)
 @click.pass_context
 def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
-    """Print a job script that trains RUN. Options of istmpi train, or of istmpi compare with --compare, follow --.
+    """Print a job script that trains RUN. Give options of istmpi train (with --compare: of istmpi compare) after --.
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 | sbatch
@@ -148,7 +148,7 @@ def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | Non
     istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
     bash speech.sh        # prints the cost, and asks
 
-    Options of istmpi train follow --. A run file and a data file of this machine are sent along.
+    Give options of istmpi train after --. A run file and a data file are sent along if this machine has them.
     """
     resolved = check((run, *options), given["instances"])
     out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
@@ -194,7 +194,7 @@ def job_name(run: str) -> str:
 def check(
     arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
 ) -> Run:
-    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: run own code."""
+    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build users' networks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.cost import phase_costs

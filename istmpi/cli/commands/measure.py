@@ -16,7 +16,7 @@ from istmpi.cli.run_options import planning, resolve, run_argument
 def command(
     run: str | None, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
 ) -> None:
-    """Measure the network between all ranks of this job, and their speed at the shapes of RUN's subnets.
+    """Measure the network between all ranks of this job, and each rank's speed at the shapes of RUN's subnets.
 
     \b
     mpirun -n 8 istmpi measure speech --layers 4096-4096-35 --out cluster.json

@@ -47,10 +47,10 @@ def command(
     istmpi model mynet.py:Net --data mine.h5
     istmpi model mynet.py:Net --shape 3x32x32 --outputs 10 --set model.channels=128
 
-    The integer arguments of its constructor are its widths; `shape`, `features` and `outputs` are filled in.
-    Each width is doubled to find the parameter axes that depend on it, and proved: its units are permuted, which
-    must leave the outputs unchanged. Next come its products with their FLOPs for an example, and what each of P
-    ranks would train. This command runs the code of NET.
+    The integer arguments of NET's constructor are the widths; `shape`, `features` and `outputs` are filled in.
+    Each width is doubled to find the parameter axes that depend on it. The proof permutes the width's units, which
+    must leave the outputs unchanged. Next come NET's products with their FLOPs for an example, and the weights that
+    each of P ranks would train. This command runs the code of NET.
     """
     counts = options.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):

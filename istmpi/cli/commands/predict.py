@@ -79,7 +79,7 @@ def command(
       FILE.txt, any name, or -   a prompt, for a network trained on text
 
     Features are computed as istmpi prepare computed them for the training data.
-    A sparse row gets the labels that rank first, with their odds; other examples with several labels get those
+    A sparse row gets its likeliest labels with their probabilities. Other examples with several labels get the labels
     above 50%. A graph gets a line for every node.
     A prompt is continued token by token until the network ends the document; text is printed as it is generated.
     """
@@ -169,7 +169,7 @@ def _note_skipped(name: str, reason: str) -> None:
 
 
 def _print(text: Iterable[str]) -> None:
-    """Print in UTF-8, as in a file. A reader that leaves early, such as head, is no error."""
+    """Print in UTF-8, as in output files. A reader that leaves early, such as head, is no error."""
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:

@@ -37,7 +37,7 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75
 
     DIR is the folder of a run or a comparison, or any folder of runs. Repeats of a method form one column; runs that
-    differ in settings do not. Runs must use the same data. Unreadable runs are listed and left out.
+    differ in settings do not. Runs must use the same data. Unreadable runs in a folder of runs are listed and left out.
     """
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))

@@ -21,14 +21,14 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""A run's folder has at least one of these files. `rm` removes them last, so that a failed `rm` can be repeated."""
+"""Files of which a run's folder has at least one. `rm` removes them last, so a failed `rm` can be repeated."""
 
 
 @click.group("runs", invoke_without_command=True)
 @as_json
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """List the runs that ship with istmpi, for istmpi train NAME. Their settings: istmpi settings."""
+    """List the runs that ship with istmpi. istmpi train NAME trains a run; istmpi settings lists all settings."""
     if context.invoked_subcommand:
         return
     files = {name: SHIPPED.joinpath(f"{name}.toml") for name in shipped()}
@@ -45,7 +45,7 @@ def command(context: click.Context, as_json: bool) -> None:
 @command.command("du")
 @as_json
 def du(as_json: bool) -> None:
-    """Print the space that the runs in $ISTMPI_RUNS (runs) take.
+    """Print the disk space of the runs in the folder $ISTMPI_RUNS (default: runs).
 
     Sizes are what the file system allots; the file count includes folders, as a quota of inodes does.
     """
@@ -57,7 +57,7 @@ def du(as_json: bool) -> None:
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True)
 @flag("--yes", "Do not ask.")
 def rm(folders: tuple[str, ...], yes: bool) -> None:
-    """Remove runs with all their files; asks first. RUN is a folder in $ISTMPI_RUNS (runs), or its name there."""
+    """Ask, then remove runs with all their files. RUN is a folder in $ISTMPI_RUNS (default: runs), or its name."""
     runs = dict.fromkeys(_removable(folder, Path(read("ISTMPI_RUNS"))) for folder in folders)
     if not yes:
         _show([*map(_facts, runs)])
@@ -71,7 +71,7 @@ def rm(folders: tuple[str, ...], yes: bool) -> None:
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
-    """Yield the runs in a folder, which may be a run itself. A comparison counts as one run."""
+    """Yield the runs in a folder, or the folder if it is a run itself. A comparison counts as one run."""
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder. Train a run, or correct ISTMPI_RUNS.")
     for path, folders, files in os.walk(folder):
@@ -118,7 +118,7 @@ def _holder(run: Path, root: Path) -> str:
 
 
 def _remove(run: Path) -> None:
-    """Remove a run's folder, which stays locked meanwhile. The files of `MARKS` are removed last."""
+    """Remove a run's folder, locked meanwhile; the files of `MARKS` go last. Raises OutputError if that fails."""
     try:
         lock.FolderLock(run)
         for path in sorted(run.iterdir(), key=lambda path: (path.name in (*MARKS, lock.FILE), path.name == lock.FILE)):

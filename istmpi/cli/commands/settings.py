@@ -48,7 +48,7 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
     istmpi settings transformer
     istmpi settings --schema > run.schema.json
 
-    A run file has them as keys in [SECTION], a command line as --set SECTION.KEY=VALUE.
+    A run file sets KEY in [SECTION]; a command line has --set SECTION.KEY=VALUE.
     """
     if sum((bool(name), as_schema, as_page, environment)) > 1:
         raise click.UsageError("NAME, --schema, --markdown and --environment do not go with each other; give one.")
@@ -65,7 +65,7 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
 
 
 def _named(name: str) -> list[Setting]:
-    """Return the settings of this name, else in this section, of this owner, or of this key. ConfigError if none."""
+    """Return the settings with this name or, in turn, section, owner (method, network) or key. ConfigError if none."""
     settings = [*every_setting()]
     names_of = (
         lambda setting: setting.name,
@@ -106,7 +106,6 @@ def _description(setting: Setting) -> str:
 
 
 def shown_default(setting: Setting) -> str:
-    """Return a setting's default as TOML has it; an empty text if there is none."""
     return "" if setting.default is None else json.dumps(setting.default)
 
 

@@ -36,19 +36,19 @@ def command(
     shown: Showing,
     **given: str | None,
 ) -> None:
-    """Train RUN, as for istmpi train, on P simulated ranks that take turns in this process, without MPI or a launcher.
+    """Train RUN with the options of istmpi train on P simulated ranks, which take turns in this process without MPI.
 
     \b
     istmpi simulate --ranks 64
     istmpi simulate my.toml --ranks 3 --faults 7
     istmpi simulate my.toml --ranks 3 --schedules 100
 
-    The result is that of mpirun -n P, bit for bit, except with --faults. A seed draws the times of calls
-    and the order of messages where MPI leaves it open. It may also stop, slow down or kill a rank; a killed rank
+    The result is that of mpirun -n P, bit for bit, if there are no --faults. SEED of --faults draws the times of calls,
+    and the order of messages where MPI leaves it open. SEED may also pause, slow down or kill a rank; a killed rank
     ends the job with exit code 137.
 
-    --schedules N writes no files. Each schedule must end with the bits of the undisturbed run; one with a killed
-    rank is resumed and must reach the same weights. Exit code 1 if any does not.
+    --schedules N leaves no files. Each schedule must end with the bits of the run without faults. A run with a killed
+    rank is resumed, and must reach the same weights. The exit code is 1 if any schedule differs.
     """
     others = {"--resume": resume, "--progress": shown.progress, "-v": shown.verbose, "--json": shown.as_json}
     if schedules and (other := next((option for option, value in others.items() if value), "")):

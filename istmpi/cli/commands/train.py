@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names), or a run's folder.
 
-    Without RUN, digits is trained or, with --resume FOLDER, the run of that folder. The run of a folder resumes
-    where it was stopped. The defaults below are those of digits; for run files, istmpi settings lists the defaults.
+    RUN is digits by default, or with --resume FOLDER the run of FOLDER. The run of a folder resumes where it was
+    stopped. The defaults below are those of digits; istmpi settings lists the defaults of run files.
 
     \b
     mpirun -n 4 istmpi train
