@@ -1,4 +1,4 @@
-"""Data sets, and for each rank a deterministic stream of batches from them.
+"""Data sets, and each rank's deterministic stream of batches.
 
-A stream has a number, usually the rank. No module here sends messages; each loads its own libraries.
+A stream has a number, usually the rank's. No module here sends messages.
 """

@@ -1,4 +1,4 @@
-"""A folder, a tar file or a single file as a set of named files, read in sequence and never unpacked."""
+"""A folder, a tar file or a single file as a set of named files; a tar file is not unpacked."""
 
 import errno
 import gzip
@@ -23,12 +23,12 @@ from istmpi.units import counted
 MOST = 256 * MEGABYTE
 LONGEST_LINE = 32 * MEGABYTE
 _DENSEST = 2**20
-"""The most bytes that one compressed byte can unpack to; a tar member that claims more is refused as damaged."""
+"""The most bytes that a compressed byte can unpack to. `_DENSEST` times a tar file's bytes limits a member's size."""
 _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive, read from its start, unpacked if it ends in ".gz"; DataError if it is damaged."""
+    """A file of an archive, unpacked if its name ends in ".gz". A read raises DataError if the file is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive
@@ -43,7 +43,7 @@ class Stream:
             yield piece
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the file's lines with their line ends; a byte order mark is removed."""
+        """Yield lines with their ends, without a byte order mark. DataError for a line above `LONGEST_LINE`."""
         mark, line = BOM_UTF8, b"\n"
         while line:
             with self._named_damage():
@@ -59,7 +59,7 @@ class Stream:
 
 
 class Archive:
-    """The regular files of ``path``: a folder, a tar file or a single file.
+    """The regular files in ``path``: a folder, a tar file or a single file. DataError if there are none.
 
     ``names`` are sorted paths relative to ``path``, with "/" between the parts; invisible characters are escaped.
     Hidden files are left out. In a tar file, links, devices, absolute paths and paths with ".." are left out, too; if
@@ -96,7 +96,7 @@ class Archive:
             yield name, content
 
     def streams(self, names: Collection[str]) -> Iterator[Stream]:
-        """Yield files as streams; a stream can be read only until the next one is requested."""
+        """Yield the files ``names`` as streams. A stream can be read only until the next stream is requested."""
         for name, file in self._files(names):
             yield Stream(name, file, self.path)
 

@@ -17,7 +17,7 @@ class Labels:
 
     offsets: torch.Tensor
     columns: torch.Tensor
-    """The label numbers, int64, of all examples; ``offsets`` is ``[b + 1]``."""
+    """Label numbers of all examples, int64; ``offsets`` is ``[b + 1]``."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -38,7 +38,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples as a network takes them, `call(network, inputs)`, and their targets."""
+    """Examples, as inputs for `istmpi.trees.call(network, inputs)`, and their targets."""
 
     inputs: tuple[Any, ...]
     """The network's arguments: tensors, or trees of tensors."""

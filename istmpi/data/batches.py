@@ -1,12 +1,12 @@
-"""The training rows that each stream may draw from, and its batches, any of which can be computed at any time.
+"""The training rows that each stream draws from, and the batches of a stream.
 
     shared      every stream draws from all rows
     sharded     disjoint random shards that cover all rows; their sizes differ by at most one
-    by-label    disjoint and covering, but each class is spread unevenly: its shares are drawn from a symmetric
+    by-label    disjoint shards that cover all rows; the streams' shares of a class are drawn from a symmetric
                 Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
     local       every stream has its own file and draws from all of it
 
-Every stream computes its rows without communication.
+Every stream computes its rows without communication. A batch can be computed at any time.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +20,10 @@ from istmpi.errors import ConfigError, DataError
 
 
 class Batches:
-    """The batches of a stream: its ``rows`` [n], shuffled again for every pass, with the passes joined end to end.
+    """The batches of a stream: passes over ``rows`` [n], joined end to end, each in a new random order.
 
-    Batch k has positions k * batch .. (k + 1) * batch - 1 of this sequence. It depends only on (seed, stream, k).
+    Batch k has positions k * batch .. (k + 1) * batch - 1 of the joined passes. Orders depend only on ``seed`` and
+    ``stream``.
     """
 
     def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
@@ -36,7 +37,7 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return the batch of a step. A thread reads ``split.ahead`` more; an error is raised at its batch's step."""
+        """Return a step's batch; a thread reads ``split.ahead`` more. A failed batch raises its error at its step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -91,7 +92,7 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
     """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine.
 
-    ``alpha`` is for ``by-label``. Raises DataError if a stream has no rows.
+    ``alpha`` is for ``by-label``, which raises ConfigError without classes. Raises DataError if the stream has no rows.
     """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
@@ -128,7 +129,7 @@ def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list
 
 
 def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
-    """Draw shares with RandomState: its numbers are the same in all versions of NumPy."""
+    """Draw shares by RandomState, whose numbers are the same in all versions of NumPy."""
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = state.dirichlet(np.full(streams, alpha))

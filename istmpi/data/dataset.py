@@ -22,22 +22,22 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS, Task
 
 SPLITS = ("train", "test", "validation")
-"""Every data set has the first two."""
+"""Names of splits. Every data set has train and test."""
 WORDS = {
     "train": ("train", "training", "trn"),
     "test": ("test", "testing", "tst"),
     "validation": ("validation", "valid", "val", "dev"),
 }
-"""Names of each split: as a folder's or file's name, as a word in such a name, and as part of an array's name."""
+"""Words that name each split, alone or as a part of the name of a folder, file or array."""
 _CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
 
 
 class Split(ABC):
-    """Examples that are read by number; by default without labels, a shape or normalisation."""
+    """Examples that are read by number, without labels, shape or normalisation unless a class adds them."""
 
     ahead = 0
     chosen: np.ndarray | None = None
-    """Row numbers in the data of this split's examples; None for all rows."""
+    """The row numbers of this split's examples in the data; None for all rows."""
 
     def places(self, indices: np.ndarray) -> np.ndarray:
         return indices if self.chosen is None else self.chosen[indices]
@@ -51,7 +51,7 @@ class Split(ABC):
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return a target for each example: zeros [n], unless the kind of split has its own. Read-only."""
+        """Return a read-only target for each example: zeros [n], unless the split's class overrides the method."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -62,9 +62,9 @@ class Split(ABC):
         return self
 
     def hold_out(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
-        """Return training examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
+        """Return the remaining examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
 
-        With ``classes`` [n], this fraction of each class is held out.
+        With ``classes`` [n], the fraction of each class is held out. Raises ConfigError if a part is empty.
         """
         train, held = split_indices(len(self), fraction, seed, classes)
         return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
@@ -90,20 +90,20 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers below ``count`` or, if more than ``limit``, always the same ``drawn`` or ``limit`` of them."""
+    """Return the numbers below ``count`` or, above ``limit``, a fixed sample of ``drawn`` (0: ``limit``) of them."""
     if count <= limit:
         return np.arange(count)
     return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return True if two shapes, without axes of length 1, are equal, or if one is flat and both have equal sizes."""
+    """Return True if two shapes are equal without axes of length 1, or have the same size and one of them is flat."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first difference in what the ``reading`` of two data sets both have; empty if there is none."""
+    """Describe the first convention that the ``reading`` of two data sets states differently; empty text if none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
@@ -116,7 +116,7 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
-    """Raise DataError if x [b, features] is not finite in float32; messages name rows ``what``, from ``first`` on."""
+    """Raise DataError if x [b, features] is not finite in float32. The message calls row i ``what`` ``first`` + i."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -147,7 +147,7 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None if they do not."""
+    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None if not used."""
     bytes_per_token: float | None = None
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
@@ -160,7 +160,7 @@ class Dataset:
     own_task: type[Task] | None = None
     network: type | None = None
     example: tuple[Any, ...] | None = None
-    """Inputs of a sample batch, perhaps trees of tensors; only for data that ``shape`` does not describe."""
+    """Inputs of a sample batch, perhaps trees; only for data that ``shape`` does not describe."""
 
     @property
     def scoring(self) -> type[Task]:

@@ -1,4 +1,4 @@
-"""Reads data in which each file is an example, and its folders name class and split."""
+"""Reads data in which each file is an example, and folders name its class and split."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user; ``option`` is the command's option that changes the decision."""
+    """A line for the user; the command's ``option``, if any, changes the stated decision."""
 
     text: str
     option: str = ""
@@ -32,12 +32,12 @@ class Note:
 
 @dataclass
 class Notes:
-    """A reader's own decisions, and the parts of the source that it left out."""
+    """Decisions of a reader, and the parts of the source that the reader left out."""
 
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
-    """Conventions of the source, such as ``delimiter``, as JSON values; prediction reads its input by them, too."""
+    """Conventions of the source, such as ``delimiter``, as JSON values. Prediction uses the same conventions."""
 
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))
@@ -54,7 +54,7 @@ _MEANING = {word: split for split, words in WORDS.items() for word in words}
 
 
 class BadFileError(Exception):
-    """A file that cannot be decoded; it is skipped, within limits."""
+    """A file that cannot be decoded; it is skipped unless too many are bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Example:
 
 
 class Decoder(ExitStack):
-    """Decodes files into examples with bounded memory; a context that closes its scratch files at the end.
+    """Decodes files into examples with bounded memory; a context that closes temporary files at its end.
 
-    Decoded rows go to a temporary file in the folder ``scratch``, because a tar file is not sorted by name.
-    ``max_bad`` is the fraction of the files that may be unreadable.
+    Decoded rows go to a temporary file in the folder ``scratch``, because a tar file is not sorted by name. ``max_bad``
+    is the fraction of files that may be unreadable.
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
@@ -82,8 +82,8 @@ class Decoder(ExitStack):
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
         """Decode all files; return (examples, class numbers) per split, sorted classes, and unreadable files.
 
-        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError. DataError if too many
-        do, or a split is empty. ``most_bytes``: a file's.
+        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError. Raises DataError if too
+        many are bad, a file exceeds ``most_bytes``, or train or test is empty.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
@@ -137,7 +137,7 @@ def split_of(name: str) -> str:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder of all class folders or, with ``splits``, of all split folders: "" or a path ending in "/"."""
+    """Return the folder that holds all class folders or, with ``splits``, split folders: "" or a path ending in "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -148,10 +148,10 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
 
 
 def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
-    """Return the files with these endings as examples; folders name their classes, as in torchvision's ImageFolder.
+    """Return the files with the given endings as examples; folders name the classes, as in torchvision's ImageFolder.
 
-    Below the folder that all share, a path is SPLIT/CLASS/... or CLASS/...; without ``splits`` it is always CLASS/...
-    The split of CLASS/... is empty. Files outside class folders are skipped.
+    Below the common folder, a path is SPLIT/CLASS/... or CLASS/..., whose split is ""; without ``splits`` it is
+    CLASS/... Files in no folder below the common folder are skipped. Raises DataError for other paths.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)
@@ -181,7 +181,7 @@ def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, spli
 
 
 def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
-    """Return the examples; validation examples become test examples if there are no test examples.
+    """Return the examples. Without test examples, validation examples become test examples.
 
     Raises DataError for a class that no training example has.
     """

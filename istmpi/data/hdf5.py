@@ -1,7 +1,7 @@
 """The prepared file: one HDF5 file that holds a data set ready to be memory-mapped (docs/formats.md).
 
-The file is opened to find where the rows are, closed, and memory-mapped. Opening it verifies all checksums except
-those of `MAPPED`; a block of these is verified when one of its rows is first read.
+HDF5 only finds the rows, which are read by memory maps. Opening the file verifies all checksums except those of
+`MAPPED`. A block of a `MAPPED` dataset is verified when a row of the block is first read.
 """
 
 import json
@@ -51,7 +51,7 @@ OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
 }
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
-"""Names of datasets that may be large."""
+"""Names of large datasets, whose blocks are verified when first read."""
 
 
 def open_prepared(path: str | os.PathLike) -> Dataset:
@@ -143,7 +143,7 @@ class PreparedFile:
 
 
 class FirstRead:
-    """A function that verifies the checksum of a block of x before the block is first read."""
+    """A function that verifies the checksum of a block of ``x`` before the block is first read."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
         self._x, self._expected = x.view(np.ndarray), expected
@@ -152,7 +152,7 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Verify the blocks that contain ``length`` rows from each of ``rows`` on. Raises DataError for damage."""
+        """Verify the blocks of ``length`` rows from each of ``rows`` on. Raises DataError if a block is damaged."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
@@ -167,12 +167,11 @@ class FirstRead:
 
 
 KEPT = 2**31
-"""The largest memory map, in bytes, whose pages a process keeps."""
+"""The bytes above which a memory map's pages, which count as memory, are released (`letting_go`)."""
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return a function to call before rows are read: ``before``; for a map larger than `KEPT`, one that first
-    releases the map's pages, which count as the process's memory."""
+    """Return ``before``; for a map above `KEPT`, a function that first releases its pages and then calls ``before``."""
     if x.nbytes <= KEPT:
         return before
 

@@ -1,4 +1,4 @@
-"""Draws the test split of data without one, and the validation split of a run."""
+"""Draws a test split for data that have none, and the validation split of a run."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class TestSplit(NamedTuple):
     fraction: float = 0.0
     seed: int = 0
     required: bool = False
-    """True: data that already have a test split are refused. False: their test split is used."""
+    """True: data with a test split are refused. False: that test split is used."""
 
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:
@@ -34,7 +34,7 @@ NO_TEST = TestSplit()
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Return a mask [count] of the examples for testing: one in five; of each class if ``labels`` [count] is given."""
+    """Return a mask [count] of the test examples: one in five, or one in five of each class in ``labels`` [count]."""
     mask = np.zeros(count, dtype=bool)
     mask[_drawn(count, labels, "held out", count)[::5]] = count > 1
     return mask
@@ -48,7 +48,7 @@ def _drawn(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray
 def with_test(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return x and y of each split; of data without splits (key ``""``), one example in five is for testing."""
+    """Return x and y per split; without splits (key ``""``), one in five is for testing. DataError if one is empty."""
     if "" in splits:
         x, y = splits[""]
         test = held_out(len(y), y if by_class else None)
@@ -62,7 +62,7 @@ def with_test(
 def split_indices(
     count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a ``fraction`` (of each class, with ``labels``); return the remaining and the held-out row numbers."""
+    """Return the remaining and the held-out row numbers, by class with ``labels``. ConfigError if a part is empty."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

@@ -14,12 +14,12 @@ Parts = dict[str, np.ndarray]
 def read_labels(
     parts: Parts, task: str | None, source: str, *, notes: Notes | None = None
 ) -> tuple[str, tuple[str, ...] | None, Parts]:
-    """Return the task, the names of the classes (None for other tasks) and y per split, from raw labels per split.
+    """Return the task, the class names (None without classes) and y per split, from raw labels per split.
 
     If ``task`` is None, the labels decide. Strings, booleans and integers are classes. A matrix of 0 and 1 means
     classes if each row has a single 1, otherwise several labels per example. Everything else is regression. y is [n]
-    int64 for classes and [n, outputs] uint8 for several labels; for regression it is [n, outputs], finite, in the
-    labels' type.
+    int64 for classes, [n, outputs] uint8 for several labels and, for regression, finite [n, outputs] of the labels'
+    type. Raises ConfigError or DataError.
     """
     tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
     if not decided and task not in tasks:
@@ -58,7 +58,7 @@ def read_labels(
 
 
 def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
-    """Return labels; names lose white space at their ends. Raises DataError for an empty name."""
+    """Return labels, with white space stripped from names. Raises DataError if a name is empty or not UTF-8."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels

@@ -1,4 +1,4 @@
-"""Mean and deviation of data in blocks; refuses numbers that are too close together for float32."""
+"""Mean and deviation of data in blocks, and a check for numbers too close together for float32."""
 
 from typing import NamedTuple
 
@@ -52,8 +52,8 @@ class Moments:
     def normalisation(self, groups: int) -> Normalisation:
         """Return the mean and the deviation to normalise with.
 
-        The features form ``groups`` consecutive runs of equal length. Each run has one mean and one deviation, which is
-        1 for a constant run.
+        The features form ``groups`` consecutive runs of equal length. Each run has one mean and one deviation; the
+        deviation of a constant run is 1.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)
@@ -70,7 +70,7 @@ class Moments:
 NARROW = 2.0**-12
 """Values that float32 rounds are too close together if their range is below this share of the largest value."""
 NARROWEST = 2.0**-19
-"""`NARROW` for values that are exact in float32, because their mean is not exact."""
+"""The share, as `NARROW`, for values that are exact in float32 but whose mean is not."""
 NOISE = 4 * np.finfo(np.float64).eps
 """Float64 values whose range is below this share of the largest value differ only by rounding."""
 OFFSETS = {"x": "normalisation/offset", "y": "normalisation/target_offset"}
@@ -78,16 +78,16 @@ NAMED = 5
 
 
 class Extent:
-    """The least and the largest value of each of ``groups`` equal runs of features."""
+    """The least and the largest value in each of ``groups`` runs of features, of equal length."""
 
     def __init__(self, groups: int):
         self._groups = groups
         self._low = self._high = None
         self._rounded = np.zeros(groups, bool)
-        """Groups with values close together, some of them not exact in float32."""
+        """True for a group with close values, some of which float32 rounds."""
 
     def add(self, x: np.ndarray) -> None:
-        """Add a block [b, features]; bytes are ignored, because float32 represents them exactly."""
+        """Add a block [b, features], unless of bytes, which are exact in float32."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
         runs = x.reshape(len(x), self._groups, -1)

@@ -1,6 +1,6 @@
 """Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-A class or function that the pickle names is replaced with one of this file, or refused. NumPy's own are not safe:
+A class or function that the pickle names is refused, or replaced with one of this module. NumPy's are not safe:
 ``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
@@ -21,8 +21,8 @@ class PickleError(ValueError):
 def read_pickle(content: bytes, kind: type = object) -> object:
     """Return the pickled value, which must be of type ``kind`` and made of plain values and arrays of numbers.
 
-    Text of Python 2 is returned as bytes, and a CSR matrix as a dictionary of its arrays. Raises PickleError for
-    anything else.
+    Text of Python 2 is returned as bytes, and a CSR matrix as a dictionary of its arrays. Raises PickleError for other
+    content.
     """
     try:
         value = _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
@@ -36,7 +36,7 @@ def read_pickle(content: bytes, kind: type = object) -> object:
 
 
 class _Array:
-    """An array. The pickle may refer to it first, and give its values later."""
+    """An array, which a pickle first creates and then fills."""
 
     values: np.ndarray | dict[str, object] | None = None
 
@@ -64,7 +64,7 @@ class _Matrix(_Array):
 
 
 class _Unused:
-    """Replaces a class that a pickle only passes to a function, such as numpy.ndarray to _reconstruct."""
+    """Replaces a class that a pickle only passes to a function, as it passes numpy.ndarray to _reconstruct."""
 
 
 _NAMES = {

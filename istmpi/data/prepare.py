@@ -1,7 +1,7 @@
 """Turns files of data into one prepared file.
 
-To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS. Its
-keyword-only arguments are its options.
+To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS. Keyword-only
+arguments are the source's options. ``read`` raises ConfigError or DataError.
 """
 
 import inspect
@@ -69,7 +69,7 @@ def prepare(
     """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
 
     ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. A failure leaves
-    no file. Raises ConfigError, DataError or OutputError.
+    ``target`` as it was. Raises ConfigError, DataError or OutputError.
     """
     started, target = time.monotonic(), Path(target)
     if (read := KINDS.get(kind)) is None:

@@ -33,7 +33,7 @@ _KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".s
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
-    """Return the data set of a run's settings; ``seed`` draws validation and test examples. See `open_dataset`."""
+    """Return the data set of a run's settings; ``seed`` draws held-out examples. Raises ConfigError or DataError."""
     test = TestSplit(data.test, seed, required=True)
     opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead, test)
     task = TASKS[opened.task]
@@ -61,8 +61,8 @@ def open_dataset(
 ) -> Dataset:
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function.
 
-    The function is run. ``{rank}`` in a path is replaced with ``stream``. ``scoring`` and ``ahead`` are for functions,
-    ``length`` is the window of text. Raises ConfigError or DataError.
+    The function is called. ``stream`` replaces ``{rank}`` in a path. ``scoring`` and ``ahead`` are for functions,
+    ``length`` is the window of text, in tokens. Raises ConfigError or DataError.
     """
     if is_function(source):
         return open_own(source, stream or 0, scoring, ahead, test)
@@ -101,11 +101,11 @@ def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
 
 
 def open_digits() -> Dataset:
-    """Return 1,797 real handwritten digits that come with the package.
+    """Return 1,797 handwritten digits, of 8x8 pixels from 0 to 16, in ten classes.
 
-    8x8 pixels of 0 to 16, ten classes: the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
-    C. Kaynak, UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0. ``digits.npz``
-    holds x [1797, 64] and y [1797], both uint8.
+    The test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak, UCI Machine Learning
+    Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0. ``digits.npz`` holds x [1797, 64] and y
+    [1797], uint8.
     """
     with resources.files("istmpi.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Writes prepared files: a file appears only when it is complete, with checksums of every dataset."""
+"""Writes prepared files, with checksums of every dataset. A file appears only when complete."""
 
 import json
 import os
@@ -20,15 +20,15 @@ VERSION = 2
 SUFFIXES = (".h5", ".hdf5")
 READING = "reading"
 _ROOM = 2**20
-"""Bytes reserved for the structure and for HDF5's bookkeeping."""
+"""Bytes for the structure and HDF5's bookkeeping."""
 
 Progress = Callable[[str, int, int], None]
-"""A function that is often called as ``progress(stage, done, total)``."""
+"""A callback, called often as ``progress(stage, done, total)``."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """The content of a prepared file that is to be written."""
+    """The content of a prepared file."""
 
     kind: str
     source: str
@@ -46,7 +46,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Rows:
-    """A view of a source as [n, features] in another type; slicing it converts the rows."""
+    """A view of a source as [n, features] of type ``dtype``; slices convert rows."""
 
     source: Any
     dtype: np.dtype
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A selection of a source's rows; slicing it reads them."""
+    """A selection of a source's rows; slices read them."""
 
     source: np.ndarray
     rows: np.ndarray
@@ -76,7 +76,7 @@ class Chosen:
 
 
 BLOCK = 2**16
-"""The approximate bytes of a block that has a checksum: as much as a system reads ahead."""
+"""The approximate bytes of a block that has a checksum."""
 
 
 def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Write a prepared file; a failure (ConfigError, OutputError) leaves none. ``reading``: conventions of the data."""
+    """Write a prepared file; ConfigError or OutputError leaves ``target`` as it was. ``reading``: conventions."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0

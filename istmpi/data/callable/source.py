@@ -1,4 +1,4 @@
-"""Map-style data sets of torch that a user's FILE.py:function returns. This module itself imports no torch."""
+"""Map-style data sets of torch that a user's FILE.py:function returns. Only opening a data set imports torch."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
 
 EXAMPLES = 16
-"""Training examples that are read to find out the form of the data, and on which a network is tried."""
+"""The number of training examples that show the form of the data, and on which a network is tried."""
 
 
 def is_function(source: str) -> bool:
@@ -32,10 +32,10 @@ def takes_rank(source: str) -> bool:
 
 
 def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit = NO_TEST) -> Dataset:
-    """Return the data set that a function makes, with a loss and a score of the user if there are any.
+    """Return the data set that the function ``source`` makes.
 
-    Loss and score are defined in the network's class ``scoring`` or in the function's file. Without them, features with
-    classes or numbers become ordinary classification or regression data. Raises ConfigError or DataError.
+    The user's loss and score are functions of the network's class ``scoring`` or of the function's file. Without them,
+    a float tensor with a class or numbers becomes classification or regression data. Raises ConfigError or DataError.
     """
     from torch import Tensor
     from torch.utils.data import default_collate
@@ -79,7 +79,7 @@ def open_own(source: str, rank: int, scoring: str, ahead: int, test: TestSplit =
 
 
 def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
-    """Return FILE.py's module and NAME in it; a changed file runs again. ConfigError if NAME is not callable."""
+    """Return the module and NAME of FILE.py:NAME; a changed file runs again. ConfigError if NAME is not callable."""
     path = Path(name.rpartition(":")[0])
     module, inner = _module(option, name, what, path.stat().st_mtime_ns if path.is_file() else 0)
     value = getattr(module, inner, None)

@@ -1,8 +1,8 @@
-"""A map-style data set of the user as a split: examples are read one by one, and collated.
+"""A user's map-style data set as a split: examples are read one by one, and collated.
 
-The random numbers of an example depend only on a key. While it is read, the key sets the global random states of Python
-and NumPy, which are restored afterwards. torch draws from this thread's own generator, because the training step in
-another thread uses the global one.
+The random numbers of an example depend only on a key. During the read, the key sets the global random states of Python
+and NumPy, which are restored afterwards. torch draws from a separate generator, because the training step in another
+thread uses the global one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts. Their random numbers depend on batch key and example number."""
+    """Examples that are ``(inputs, target)`` or dicts; random numbers depend on batch key and example number."""
 
     dataset: Any
     name: str
@@ -41,7 +41,7 @@ class OwnSplit(Split):
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""
     whole: bool = True
-    """True: a batch's targets are the whole collated batch. False: they are classes or numbers to predict."""
+    """True: a batch's targets are the whole collated batch. False: the targets are classes or numbers to predict."""
     shape: tuple[int, ...] = ()
     """The shape of an example as a network gets it; unused if ``whole``."""
     classes: int = 0
@@ -103,7 +103,7 @@ class OwnSplit(Split):
         return len(self.dataset if self.chosen is None else self.chosen)
 
     def labels(self) -> np.ndarray:
-        """Return the class of each example (all are read); zeros for data without classes."""
+        """Read and return the classes of all examples; zeros for data without classes."""
         return self._classes if self.classes else super().labels()
 
     @cached_property
@@ -159,7 +159,7 @@ class _FromGenerator(TorchFunctionMode):
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds the random numbers in this context by a key. One thread at a time can enter it."""
+    """Yield a function that seeds this context's random numbers by a key. One thread at a time enters the context."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:

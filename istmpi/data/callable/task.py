@@ -1,8 +1,8 @@
-"""The loss and the score of a run on data of the user.
+"""The loss and the score of a run on a user's data.
 
-They are functions of (outputs, batch): methods of the network's class, or else functions in the data's file. The place
-of a score may also define ``score_name`` and ``higher_is_better``. Without a loss function, the type of the targets
-decides.
+Both are functions of (outputs, batch), from the network's class or, if missing there, from the data's file. The class
+or file with the score may also define ``score_name`` and ``higher_is_better``. Without a loss function, the type of the
+targets decides what is missing.
 """
 
 import inspect
@@ -21,7 +21,7 @@ Function = Callable[[Any, Any], Any]
 
 
 class RegressionAsItIs(Regression):
-    """Regression whose targets are not standardised, because that would need a pass over all examples."""
+    """Regression on targets that are not standardised, which would need a pass over all examples."""
 
     predicts_numbers = False
 
@@ -32,15 +32,14 @@ class _Task(OwnTask):
     @classmethod
     @torch.no_grad()
     def totals(cls, outputs: Any, batch: Batch) -> tuple[float, int, float]:
-        """Return the sum of the losses over a batch, the number of examples, and the sum of the scores."""
         loss, score = (float(each(outputs, batch.targets)) for each in (cls.loss, cls.points))
         return loss * batch.examples, batch.examples, score * batch.examples
 
 
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
-    """Return the functions ``loss`` and ``score``, each with its class or module: the first of ``holders`` that has it.
+    """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages. Raises ConfigError if one does not take (outputs, batch).
+    The keys of ``holders`` are names for messages. Raises ConfigError if a function does not take (outputs, batch).
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
@@ -57,14 +56,14 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
 
 
 def kind_of(target: Any) -> str:
-    """Return ``float`` or ``integer``, or the type of other targets."""
+    """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
     if not isinstance(target, torch.Tensor) or target.dtype == torch.bool:
         return str(getattr(target, "dtype", type(target).__name__))
     return "float" if target.is_floating_point() else "integer"
 
 
 def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source: str) -> type[OwnTask]:
-    """Return the task with the result of `functions_of`; without a loss there, the type of ``target`` decides."""
+    """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises ConfigError."""
     (loss, _), (score, holder) = functions.get("loss", (None, None)), functions.get("score", (None, None))
     if not loss:
         kind = kind_of(target)
@@ -84,7 +83,7 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
 
 
 def _checked(subject: str, function: Function) -> Function:
-    """Return ``function``, checked: ConfigError if it fails, returns no single number or, in training, no gradient."""
+    """Return a checked ``function``: ConfigError if it fails, returns no single number or, in training, no gradient."""
 
     def checked(outputs: Any, batch: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Arrays: one .npz, or .npy files side by side; and the MNIST family in LeCun's idx format, plain or gzipped."""
+"""Reads arrays from one .npz or from .npy files, and the MNIST family in LeCun's idx format, plain or gzipped."""
 
 import os
 import re
@@ -27,10 +27,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None) -> Material:
-    """Read arrays: x [n, ...] is stored as uint8 if all of it is uint8, otherwise as float32.
+    """Read arrays. x [n, ...] is stored as uint8 if all splits are uint8, otherwise as float32.
 
-    ``channels`` says whether an image's channels come ``first`` or ``last``. Raises DataError if it is None
-    and channels seem to come last.
+    ``channels`` is the place of an image's channels, ``first`` or ``last``. Raises DataError if ``channels`` is None
+    and the last axis seems to be the channels.
     """
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
@@ -88,7 +88,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
 
 
 def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an open .npz by name, in memory; the array of a .npy is memory-mapped and named ``""``."""
+    """Return an .npz's arrays by name; a .npy's array is memory-mapped and named ``""``. DataError if damaged."""
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", Exception):
         if not zipfile.is_zipfile(file):
             return {"": _map(file)}
@@ -121,7 +121,7 @@ def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit)
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
-    """Return (x [n, ...], y [n, ...]) per split, and the names of the arrays that were used.
+    """Return (x [n, ...], y [n, ...]) per split, and the names of the arrays used. Raises DataError.
 
     Arrays are called x_train and y_train, or train_x and train_y, in any letter case. If there are only x and y, one
     example in five is for testing.

@@ -1,4 +1,4 @@
-"""Examples to predict; the same code as for training data computes their features."""
+"""Reads examples to predict; the code that prepares training data computes their features."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ from istmpi.optional import optional
 from istmpi.tasks import TASKS
 
 Block = tuple[Sequence[str | int], np.ndarray]
-"""Names or numbers of the examples, and x [b, features], not normalised."""
+"""Names or numbers of a block's examples, and x [b, features], not normalised."""
 
 
 def read_inputs(
@@ -48,9 +48,9 @@ def read_inputs(
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
 
-    ``resize``: resize images to the shape. ``skipped`` is called with the name of each unreadable file, and the reason.
-    ``label``: the column of a table to leave out. ``reading``: the conventions of the training data; ``header``
-    and ``delimiter`` override them.
+    ``resize`` resizes images to ``shape``. ``skipped`` is called with an unreadable file's name and the reason.
+    ``label``: the column of a table to leave out. ``reading``: the conventions of the training data; ``header`` and
+    ``delimiter`` override them. Raises DataError.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()
@@ -105,7 +105,7 @@ def true_classes(source: str, split: str, test: TestSplit) -> Sequence[str] | No
 
 
 def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.ndarray], str, str]:
-    """Return a file's arrays, and the names of those with a split's examples and labels; "" for a missing array."""
+    """Return a file's arrays, and the names of a split's arrays of examples and of labels; "" names a missing array."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
     if "x" not in map(str.lower, arrays):

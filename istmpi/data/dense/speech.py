@@ -1,7 +1,4 @@
-"""Spoken words in the layout of Speech Commands: WORD/SPEAKER_nohash_INDEX.wav.
-
-Warden, arXiv 1804.03209.
-"""
+"""Spoken words in the layout of Speech Commands (Warden, arXiv 1804.03209): WORD/SPEAKER_nohash_INDEX.wav."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -33,14 +30,14 @@ from istmpi.units import counted
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LISTS = {"testing_list.txt": "test", "validation_list.txt": "validation"}
 RATES = 1_000, 768_000
-"""The least and largest samples a second."""
+"""The lowest and the highest samples a second."""
 MOST_SAMPLES = 2**26
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 LEAST_OFFSET = 0.01
-"""The least offset that is removed, in standard deviations of a clip; a smaller one hardly changes the features."""
+"""The least offset that is removed, in standard deviations of a clip; a smaller offset hardly changes features."""
 CANCELLED = 0.01
-"""A clip is refused if the mean of its channels has less than this share of the channels' power."""
+"""A clip is refused if the mean of its channels has less than this share of the channels' mean power."""
 LOUDEST = 1e9
 
 
@@ -54,7 +51,7 @@ def read(archive: Archive, decoder: Decoder) -> Material:
 
 
 def one_thread() -> AbstractContextManager:
-    """Return a context in which BLAS uses one thread: several would wait for each other."""
+    """Return a context in which BLAS has one thread; several threads would wait for each other."""
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
 
 
@@ -140,7 +137,7 @@ WINDOW_SECONDS = 0.128
 HOP_SECONDS = 0.032
 FLOOR_DB = -50.0
 SMOOTHING_BANDS = 4.0
-"""Standard deviation, in bands, of the Gaussian by which bands are smoothed: a voice's harmonics are 5 to 12 apart."""
+"""The deviation, in bands, of the Gaussian that smooths bands. A voice's harmonics are 5 to 12 bands apart."""
 _SILENCE = 1e-10
 
 
@@ -180,10 +177,7 @@ def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _mel_filters(rate: int, length: int) -> np.ndarray:
-    """Return triangular filters [length // 2 + 1, BANDS] (Slaney 1998).
-
-    They are equally spaced in mel, overlap by half, and have unit area.
-    """
+    """Return triangular filters [length // 2 + 1, BANDS]: equally spaced in mel, half overlapping, of unit area."""
     frequencies = np.fft.rfftfreq(length, 1 / rate)
     edges = _hertz(np.linspace(0, _mel(rate / 2), BANDS + 2))
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]

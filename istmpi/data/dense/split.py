@@ -1,4 +1,4 @@
-"""Examples that are rows of numbers, normalised to one float32 input when they are read; and how a file stores them."""
+"""Rows of numbers as examples, normalised to float32 when they are read, and the content of their prepared file."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class DenseSplit(Split):
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
-    """A function that verifies rows of ``x`` before they are read; called with their numbers."""
+    """Verifies rows of ``x`` before they are read; called with the row numbers."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation by which batches standardise ``y``; None if they do not."""
+    """The mean and deviation by which batches standardise ``y``; None if not used."""
     chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
-    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None if nothing was."""
+    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None without an offset."""
     shift: np.ndarray | None = None
     """Float64 ``[features]`` to add to ``x`` before it is normalised; None if nothing is added."""
 
@@ -120,7 +120,7 @@ class DenseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of the normalised x, or of a sample; ``guard`` is not called, because it reads whole blocks."""
+        """CRC-32 of the normalised x, or of a sample of rows, without ``guard``, which would read whole blocks."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
@@ -152,8 +152,8 @@ def material_of(
 ) -> Material:
     """Return the content of a prepared file; ``splits`` has x [n, ...] and y [n] or [n, outputs].
 
-    x is read in slices. ``dtype`` is its type in the file. ``groups`` is the number of means and deviations that
-    normalise it. Raises DataError for features that are not finite, and for numbers too close together for float32.
+    x is read in slices, and has the type ``dtype`` in the file. ``groups`` means and deviations normalise x. Raises
+    DataError for features that are not finite, and for numbers too close together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers

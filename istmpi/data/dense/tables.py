@@ -49,7 +49,7 @@ def read(
 ) -> Material:
     """Read columns as float32 features, each normalised by its own mean and deviation.
 
-    ``label`` is the column of labels, by default the last one.
+    ``label`` is the name or number of the labels' column, by default the last.
     """
     if delimiter is not None:
         character_of(delimiter)
@@ -80,7 +80,6 @@ def read(
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split; a single file has the key ``""``."""
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
     by_split: dict[str, list[str]] = {}
     for name in names:
@@ -132,7 +131,6 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
 _NAMED = 5
 EXACT = 2**53
 _Row = tuple[int, list[str]]
-"""The number of a line, and its fields."""
 
 
 def read_table(
@@ -144,10 +142,10 @@ def read_table(
     header: bool | None = None,
     passed_over: str | None = None,
 ) -> Table:
-    """Return the table in a file; ``label`` is the column of labels, None if there is none.
+    """Return the table in a file; ``label`` is the name or number of the labels' column, None if there is none.
 
-    ``delimiter`` is a character or ``tab``. If it or ``header`` is None, the first line decides. The column
-    ``passed_over`` is left out.
+    ``delimiter`` is a character or ``tab``. The first line decides if ``delimiter`` or ``header`` is None. The column
+    ``passed_over`` is left out. Raises DataError.
     """
     given = header
     with archive.stream(name) as stream:

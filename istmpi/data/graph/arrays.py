@@ -23,9 +23,9 @@ _Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as in its files: features ``x`` [nodes, features] and ``labels`` [nodes] or [nodes, labels].
+    """A graph as its files state it: features ``x`` [nodes, features], and ``labels`` [nodes] or [nodes, labels].
 
-    ``sparse``: True if x is a sparse matrix there. Edge i goes from node ``sources[i]`` to ``targets[i]``.
+    ``sparse``: True if x is a sparse matrix in the files. Edge i goes from node ``sources[i]`` to ``targets[i]``.
     """
 
     x: np.ndarray
@@ -133,7 +133,7 @@ VALIDATION = 500
 
 
 def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return rows, columns and values of the elements of a CSR matrix, and its shape."""
+    """Return the rows, columns and values of a CSR matrix's elements, and its shape. DataError if it is not CSR."""
     offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
     values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
     lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))

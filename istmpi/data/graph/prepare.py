@@ -1,4 +1,4 @@
-"""Prepares a graph whose nodes have features and labels; all of it is in memory.
+"""Prepares a graph whose nodes have features and labels, all in memory.
 
 Edges from a node to itself and repeated edges are dropped. An edge counts in both directions. If the graph is
 ``directed``, only the edge's target receives from its source. Weights of edges are ignored, but an edge of weight zero
@@ -39,7 +39,7 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
 ) -> Material:
-    """Read an archive's graph, cut into ``clusters`` if given. DataError if it is wrong."""
+    """Read a graph, cut into ``clusters`` if given. ConfigError for a wrong option, DataError for a wrong graph."""
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
@@ -114,10 +114,7 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return the classes, and each node's class number, -1 if it has no label.
-
-    For several labels per node, return None and 0 or 1 for each: [nodes, labels] uint8.
-    """
+    """Return classes and class numbers [nodes], -1 for no label; for several labels, None and uint8 [nodes, labels]."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:

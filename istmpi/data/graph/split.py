@@ -1,7 +1,7 @@
 """A graph whose nodes have features and labels, and its batches.
 
-By the setting `data.graph`, an example is the whole graph, a cluster, or a training node with sampled neighbours.
-Scores are always computed on the whole graph. docs/formats.md describes the file.
+The setting `data.graph` decides if an example is the whole graph, a cluster, or a training node with sampled
+neighbours. Scores are always computed on the whole graph. docs/formats.md describes the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIED = 8
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes with features and labels, and the nodes from which each one receives; all may be memory maps."""
+    """The arrays of a graph; all may be memory maps."""
 
     x: np.ndarray
     neighbours: Ragged
@@ -41,7 +41,7 @@ class Graph:
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """Functions that verify data before a read: row numbers of ``x``; starts and lengths of lists of neighbours."""
+    """Verify data before a read; called with rows of ``x``, and with starts and lengths of lists of neighbours."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,12 +72,12 @@ class Graph:
 
 @dataclass(eq=False)
 class GraphSplit(Split):
-    """The nodes of one split of a graph, in batches; ``how`` is full, clusters or neighbours.
+    """The nodes of a graph's split, in batches; ``how`` is full, clusters or neighbours.
 
-    A batch has three inputs for its n nodes: features ``[n, features]``; offsets ``[n + 1]`` at which each node's list
-    of neighbours begins and the last one ends; and the joined lists, which name neighbours by their row in the batch.
-    Targets are the labels of the n nodes. They are `OFF` for nodes that are not scored: outside the split or, with
-    neighbours, outside ``indices``.
+    A batch of n nodes has three inputs: features ``[n, features]``, offsets ``[n + 1]``, and the nodes' joined lists of
+    neighbours, which name neighbours by their row in the batch. List i begins at offset i and ends at offset i + 1.
+    Targets are the labels of the nodes, but `OFF` for nodes that are not scored: outside the split or, with neighbours,
+    outside ``indices``.
     """
 
     graph: Graph
@@ -88,7 +88,7 @@ class GraphSplit(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         """Return the whole graph (full), the clusters ``indices``, or the split's nodes ``indices`` with neighbours.
 
-        ``key`` draws the neighbours; None takes all of them.
+        ``key`` draws the neighbours; None takes all neighbours.
         """
         if self.how == "full":
             return self._whole
@@ -161,9 +161,7 @@ class GraphSplit(Split):
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges among ``nodes``, which are ascending: offsets [n + 1] of lists, and neighbours as rows of
-    ``nodes``.
-    """
+    """Return edges among ascending ``nodes``: offsets [n + 1], and joined lists of neighbours by place in ``nodes``."""
     lists = graph.heard(nodes)
     heard = lists.arrays[0]
     places = np.searchsorted(nodes, heard)
@@ -175,11 +173,11 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the seeds and the nodes sampled around them, ascending, and the sampled edges as `induced` does.
+    """Return the seeds and the nodes sampled around them, ascending, and the sampled edges in the form of `induced`.
 
-    A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each new node among
-    them receives from at most ``fanout[1]`` neighbours, and so on; the nodes added last receive from none. Without a
-    ``key`` all neighbours are taken.
+    A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each new neighbour
+    receives from at most ``fanout[1]``, and so on; the nodes added last receive from none. Without a ``key`` all
+    neighbours are taken.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []

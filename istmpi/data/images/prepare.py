@@ -1,4 +1,4 @@
-"""Images in class folders, or in one of the two layouts of CIFAR (Krizhevsky 2009): binary, or as Python pickles."""
+"""Reads images in class folders, or in a layout of CIFAR (Krizhevsky 2009): binary, or as Python pickles."""
 
 import io
 import warnings
@@ -28,7 +28,7 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
-    """Read images [channels, height, width] uint8; each channel is normalised by its mean and deviation."""
+    """Read images [channels, height, width] uint8, normalised by channel. ``size``: the side of resized images."""
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if layout := _layout_of(archive):
@@ -60,11 +60,12 @@ def image_decoder(
     size: tuple[int, int] | None = None,
     like: tuple[str, tuple[int, int]] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function of a file's name and content; it returns pixels ``[channels, height, width]`` uint8.
+    """Return a function of a file's name and content that returns pixels ``[channels, height, width]`` uint8.
 
-    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must have
-    the size of ``like`` (a name for messages, and a size) or, if it is None, of the first image. ``cure`` ends the
-    error message. The function adds each file's mode to ``modes``.
+    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to ``size``. All images must
+    have the size in ``like`` (a name for messages, and a size) or, if None, of the first image. The function adds
+    images' modes to ``modes``. It raises BadFileError for an unreadable image, and DataError for colour in grey data
+    or, ending in ``cure``, another size.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:
@@ -119,10 +120,10 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a layout of CIFAR: ``batches``, the test file last, and ``names``, the file of class names.
+    """The files of a layout of CIFAR: ``batches``, the last for testing, and ``names``, the file of class names.
 
-    A binary record begins with ``label_bytes`` labels, the last of which is the class. ``keys`` are the keys of the
-    labels and of the class names in pickles.
+    A binary record begins with ``label_bytes`` labels, the last of which is the class. In a pickle, ``keys`` are the
+    keys of the labels and of the class names.
     """
 
     batches: tuple[str, ...]

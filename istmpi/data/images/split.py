@@ -1,4 +1,4 @@
-"""Images ``[channels, height, width]``; training may use a randomly changed version each time."""
+"""Images ``[channels, height, width]``; training may read a randomly changed image each time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Augmentation:
     """Pixels of padding on each side; then a random part as large as the image is taken."""
     flip: bool = False
     cutout: int = 0
-    """The side of a square that is blanked; its centre is a random pixel."""
+    """The side of a blanked square around a random pixel."""
     transforms: tuple[str, ...] = ()
-    """Transforms of torchvision; they are applied first, to images that are not normalised yet."""
+    """Transforms of torchvision, which come first, before an image is normalised."""
 
     def __bool__(self) -> bool:
         return self != Augmentation()
@@ -42,7 +42,7 @@ class Augmentation:
         return replace(self, crop=crop, cutout=cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
-        """Return ``images`` with the random changes that ``key`` draws; may overwrite them."""
+        """Return ``images`` with the random changes that ``key`` draws; may overwrite ``images``."""
         count, _, height, width = images.shape
 
         def drawn(what: str, below: int) -> np.ndarray:
@@ -66,7 +66,7 @@ class Augmentation:
 
 @cache
 def transform(text: str) -> Callable[[Any], Any]:
-    """Return the transform of ``torchvision.transforms.v2`` that ``text`` describes, such as RandomRotation(15)."""
+    """Return the torchvision transform that ``text`` describes, such as RandomRotation(15), or raise ConfigError."""
     subject = f"data.transforms: {text!r}"
     try:
         v2 = import_module("torchvision.transforms.v2")
@@ -92,7 +92,7 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if that fails."""
+    """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if a transform fails."""
     import torch
 
     from istmpi.data.callable.split import drawing
@@ -120,7 +120,7 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 
 
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
-    """Return images ``[b, channels, side, side]`` float32: means over areas; pixels on a border count in part."""
+    """Downscale to ``[b, channels, side, side]`` float32: means over areas, where pixels on a border count in part."""
     for axis in (2, 3):
         length = images.shape[axis]
         area = np.arange(side) * length  # its start, in units of 1 / side of a source pixel
@@ -139,7 +139,7 @@ def downscaled(images: np.ndarray, side: int) -> np.ndarray:
 class ImageSplit(DenseSplit):
     augmentation: Augmentation = Augmentation()
     side: int = 0
-    """The side to which batches downscale images; 0 if they do not."""
+    """The side to which batches downscale images; 0 for no downscaling."""
 
     @property
     def read_shape(self) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ def examples_of(
     normalisation: Normalisation | None = None,
     guard: Callable[[np.ndarray], None] | None = None,
 ) -> DenseSplit:
-    """Return a split of images, or of other examples; the offset is already subtracted from ``x``."""
+    """Return an `ImageSplit` of images, or a `DenseSplit` of other examples; ``x`` is without the offset."""
     # Spectrograms of speech have three axes, too, but a crop or a mirror image of one is another sound.
     of_images = len(shape) == 3 and kind != "speech"
     mean, std, offset = normalisation or (None, None, None)

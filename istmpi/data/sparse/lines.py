@@ -1,4 +1,4 @@
-"""Lines of sparse rows, ``label,label feature:value feature:value``, read into memory."""
+"""Reads lines of sparse rows, ``label,label feature:value feature:value``, into memory."""
 
 from array import array
 from contextlib import suppress
@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Limits(NamedTuple):
-    """The counts of features and of labels, and the number of the first feature, 0 or 1."""
+    """Limits of a file: the counts of features and labels, and the first feature's number, 0 or 1."""
 
     features: int = MOST
     labels: int = MOST
@@ -25,8 +25,6 @@ class Limits(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The first line in the Extreme Classification Repository's format."""
-
     rows: int
     features: int
     labels: int
@@ -38,7 +36,7 @@ class Header(NamedTuple):
 
 @dataclass
 class Rows:
-    """The rows of a file; feature numbers are those of the file, which count from 0 or 1."""
+    """The rows of a file; features have the numbers of the file, which count from 0 or 1."""
 
     name: str
     header: Header | None
@@ -46,17 +44,17 @@ class Rows:
     labels: Ragged
     first_line: int
     repeated: int
-    """The number of labels left out because their row had them already."""
+    """The number of labels left out because they repeat a label of the same row."""
     blank: int
     blank_rows: int
-    """The number of blank lines that count as rows, as the header's number of rows requires."""
+    """The number of blank lines that are rows according to the header."""
 
     def __len__(self) -> int:
         return len(self.features)
 
 
 def read_lines(stream: Stream, limits: Limits) -> Rows:
-    """Return the rows of a file. Raises DataError for a damaged line.
+    """Return the rows of a file. Raises DataError for a wrong line or header, or no rows.
 
     ``limits`` apply to a file without a header. Text after a ``#`` is a comment. A blank line is a row only if the
     header's number of rows includes it.

@@ -30,7 +30,7 @@ STEP = 4096
 
 
 def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None) -> Material:
-    """Read rows; rows without a feature or without a label are dropped, as are labels that a row repeats."""
+    """Read rows, but drop rows that lack features or labels, and labels that a row repeats."""
     if counted_from not in (None, 0, 1):
         raise ConfigError(f"counted_from is {counted_from}; it must be 0 or 1.")
     files = _find(archive)
@@ -49,7 +49,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split. A file of all rows has the key ``""``; splits then have files that list rows."""
+    """Return the file of each split. Key ``""`` is a file of all rows; the files of splits then list row numbers."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
@@ -207,7 +207,8 @@ def read_rows(
 ) -> Iterator[Ragged]:
     """Yield the rows of a source in blocks, for a network that takes ``features`` features.
 
-    A text file may lack header and labels. Its features count from 0 if it has a header, otherwise as in ``reading``.
+    A text file may lack header and labels. Features count from 0 if the file has a header, otherwise as in ``reading``.
+    ``tell`` gets a message if the numbering is in doubt. Raises DataError.
     """
     path = Path(source)
     if not path.is_file():

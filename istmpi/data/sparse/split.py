@@ -21,7 +21,7 @@ SAMPLE_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Lists of different lengths, joined: list i is ``array[offsets[i] : offsets[i + 1]]`` of each array."""
+    """Joined lists of different lengths: list i is ``array[offsets[i] : offsets[i + 1]]`` of each array."""
 
     offsets: np.ndarray
     arrays: tuple[np.ndarray, ...]
@@ -30,7 +30,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Return copies of the lists ``rows`` [b]; each guard is first called with the lists' starts and lengths."""
+        """Call each guard with the starts and lengths of the lists ``rows`` [b], and return copies of the lists."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
         offsets = offsets_of(lengths)
@@ -42,7 +42,7 @@ class Ragged:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return the offset at which each of consecutive lists begins, and the end of the last one."""
+    """Return the starts of joined lists, and the end of the last list, from their lengths."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -51,7 +51,7 @@ class SparseSplit(Split):
     rows: Ragged
     targets: Ragged
     guards: tuple[Callable[..., None] | None, ...] = ()
-    """Functions that verify rows before they are read; called with the rows' starts and lengths."""
+    """Verify rows before they are read; called with the rows' starts and lengths."""
     chosen: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class SparseSplit(Split):
         return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs for `torch.nn.EmbeddingBag`: columns, the offset ``[b]`` of each row, and values."""
+        """Return a batch with inputs for `torch.nn.EmbeddingBag`: columns, each row's offset ``[b]``, and values."""
         import torch
 
         places = self.places(indices)
@@ -83,7 +83,7 @@ class SparseSplit(Split):
         return self._count(self.rows) / len(self)
 
     def odds_of_a_label(self, labels: int) -> float:
-        """Return the probability, in (0, 1), that a row has a given label: the mean over labels."""
+        """Return the mean over labels of the probability, in (0, 1), that a row has the label."""
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def label_counts(self, labels: int) -> np.ndarray:

@@ -25,7 +25,7 @@ CUT = 0.9
 
 
 def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token after each."""
+    """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token after each document."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
@@ -46,9 +46,10 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
-    """Return the split of every file of an archive; empty texts if the names show no splits.
+    """Return the split of every file; empty texts if the names show no splits.
 
-    The first part of the paths that differs decides: a folder's name, or a word in a file's name.
+    The first part of the paths that differs decides: a folder's name, or a word in a file's name. Without test files,
+    validation becomes test. Raises DataError for a file outside the splits' folders.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
@@ -111,7 +112,7 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Add a document of a file. If it is not text, raises NoTextError and adds nothing."""
+        """Add a document of a file. If the document is not text, raises NoTextError and adds nothing."""
         start, nbytes = self._end, 0
 
         def measured() -> Iterator[bytes]:
@@ -165,7 +166,7 @@ class _Documents:
 
 
 class _Tokens:
-    """An array of joined runs of tokens in a scratch file; slicing it reads them."""
+    """An array of joined runs of tokens in a scratch file; a slice is read from the file."""
 
     def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
         self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)

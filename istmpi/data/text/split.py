@@ -27,14 +27,14 @@ SAMPLES, SAMPLE_TOKENS = 1024, 4096
 class TextSplit(Split):
     """The documents of a split as one stream of tokens.
 
-    Example i has the ``length`` tokens from ``i * length`` on as inputs; its targets are the tokens one place later.
+    Inputs of example i are the ``length`` tokens from ``i * length`` on; targets are the tokens one place later.
     """
 
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
     guard: Callable[[np.ndarray, int], None] | None = None
-    """A function that verifies windows before they are read; called with the windows' starts and their length."""
+    """Verifies windows before they are read; called with the windows' starts and their length."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens.view(np.ndarray)
@@ -58,7 +58,7 @@ class TextSplit(Split):
         return (len(self.tokens) - 1) // self.length
 
     def hold_out(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """Return the beginning and the end of the stream; the seed has no effect."""
+        """Return the beginning and end of the stream; ``seed`` has no effect. ConfigError if a part has no window."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])

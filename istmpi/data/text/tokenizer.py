@@ -1,4 +1,4 @@
-"""Tokenizers: each byte of a text is a token, or a tokenizer.json of Hugging Face's `tokenizers` decides."""
+"""Tokenizers: bytes as tokens, or the tokens of a tokenizer.json of Hugging Face's `tokenizers`."""
 
 import codecs
 import zlib
@@ -17,7 +17,7 @@ from istmpi.optional import optional
 BYTES = "bytes"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PIECE = 2**20
-"""The most characters that are encoded at a time, because a document may be large."""
+"""The most characters that are encoded at a time."""
 _AGAIN = "Give a tokenizer.json of the tokenizers library."
 
 
@@ -26,7 +26,6 @@ class NoTextError(Exception):
 
 
 MOST_TOKENS = 2**24
-"""The largest vocabulary; a network has an output for each token."""
 
 
 class Tokenizer(ABC):
@@ -41,7 +40,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield a document's tokens without the end token; NoTextError if it cannot be encoded."""
+        """Yield a document's tokens without the end token. NoTextError if the document cannot be encoded."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
@@ -52,7 +51,7 @@ class Tokenizer(ABC):
 
 
 class Bytes(Tokenizer):
-    """Each byte is a token. 0 is the end token, so no document may contain it."""
+    """A tokenizer of bytes. Byte 0 is the end token, so no document may contain it."""
 
     vocabulary = 256
     end = 0
@@ -70,8 +69,8 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    The name of a special token in a text is encoded as text. A long document is encoded in pieces, cut between lines
-    if possible. If the vocabulary has none of `ENDS`, an end token is added to it.
+    The name of a special token in a text is encoded as text. A long document is encoded in pieces, cut between lines if
+    possible. If the vocabulary has none of `ENDS`, an end token is added.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
