@@ -25,8 +25,8 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     for phase, _ in costs:
         require_dealable(run, network, phase)
     schedules.require_usable(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in costs))
-    if isinstance(run.method.shares, str):
-        limits.require_changing_shares(METHODS[run.method.name], run, network)
+    if run.method.shares is not None:
+        limits.require_shares(METHODS[run.method.name], run, network)
     alone, begun = cost(run.override({"method.shares": None}), network, 1), []
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of

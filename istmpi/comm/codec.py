@@ -177,9 +177,9 @@ def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
-    """Return the exponent byte of each scale: the least power of two with largest / scale <= 127.
+    """Return each scale's float32 exponent byte: the scale is the least power of two with largest / scale <= 127.
 
-    ``largest`` has the largest absolute value of each run. A value that is not finite gives `_NO_NUMBER`.
+    ``largest`` has the largest absolute value that each scale covers; `_NO_NUMBER` if it is not finite.
     """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)

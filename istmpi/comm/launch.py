@@ -133,7 +133,7 @@ def current_rank() -> int:
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Return the error to report: ``error``, or before MPI is up the error of the lowest failing rank (collective).
+    """Return the error to report: ``error`` or, if MPI was not up, the lowest failing rank's error (then collective).
 
     ``everywhere`` is True in the result if all ranks have the error.
     """

@@ -23,7 +23,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class StopGossip:
     """Spreads a reason to stop from any rank to all ranks. No rank waits for a reason.
 
-    A rank that learns the reason passes it on to the ranks 1, 2, 4, ... after it. Creation and `settle` are collective.
+    A rank to which `poll` returns a reason must call `notify`, which sends it to the ranks 1, 2, 4, ... after the rank.
+    Creation and `settle` are collective.
     """
 
     def __init__(self, communicator: Communicator):

@@ -79,7 +79,10 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError if one is wrong."""
+        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError if one is wrong.
+
+        Another network class drops this run's model settings except dtype; ``train.rounds`` drops ``train.epochs``.
+        """
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):

@@ -218,7 +218,8 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return (cost, number of rounds) for each part of a run with one method and image size.
 
-    ``smaller``: the networks for smaller images, by side; other sides count as full size.
+    ``smaller``: the networks for downscaled images, by the images' side; for other sides, ``architecture`` counts.
+    ``examples`` and errors are as for `cost`.
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="

@@ -61,8 +61,8 @@ def open_dataset(
 ) -> Dataset:
     """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or FILE.py:function.
 
-    The function is called. ``stream`` replaces ``{rank}`` in a path. ``scoring`` and ``ahead`` are for functions,
-    ``length`` is the window of text, in tokens. Raises ConfigError or DataError.
+    The function is called. ``stream`` replaces ``{rank}`` in a path. ``length`` is the window of text, in tokens.
+    ``test``, and for functions ``scoring`` and ``ahead``, are settings of [data]. Raises ConfigError or DataError.
     """
     if is_function(source):
         return open_own(source, stream or 0, scoring, ahead, test)

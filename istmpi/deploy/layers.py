@@ -43,7 +43,7 @@ class Values:
         return self.source.nbytes if isinstance(self.source, np.ndarray) else prod(self.shape) * ITEMSIZE[self.dtype]
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield the values as flat bytes, little-endian, some rows at a time."""
+        """Yield the values as flat bytes, little-endian: some rows at a time from a checkpoint, an array at once."""
         if isinstance(self.source, np.ndarray):
             values = self.source if self.factor == 1 else self.source * self.source.dtype.type(self.factor)
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -56,9 +56,10 @@ def lines(
 ) -> Iterator[str]:
     """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column names, or ``jsonl``.
 
-    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2. ``example``: the name of the first
-    column. ``named``: the names of outputs that are not classes. ``true``: the true classes of all examples, for a
-    column.
+    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2, None the likeliest class,
+    or the outputs of a network without classes. ``all_outputs``: True adds all outputs. ``example``: the name of the
+    first column. ``named``: the names of outputs that are not classes. ``true``: the true classes of all examples, for
+    a column.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]

@@ -51,7 +51,7 @@ class Route:
     early: int = 0
     """The local steps between weights' departure and a round's end. Above 0, a round begins with the next pull."""
     last: Collection[int] = ()
-    """Numbers of completed rounds after which nothing leaves early."""
+    """Numbers of the rounds, counted from 1, in which nothing leaves early."""
     wire: str = "float32"
     seed: int = 0
     largest: Largest | None = None

@@ -26,7 +26,7 @@ _AT_ONCE = 2**18
 """The number of values whose scales are computed at a time; a longer row is not cut."""
 
 VALUES_A_SCALE = 128
-"""The least mean number of values per scale in a message between owner and holder with several scales."""
+"""A message between owner and holder has several scales only if each has at least this many values on average."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:

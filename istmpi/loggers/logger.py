@@ -1,4 +1,4 @@
-"""The base class of loggers, and a watch that passes calls to loggers."""
+"""The base class of loggers, and `LoggedWatch`, which passes the events of a run to loggers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Logger(Watch):
 
 def figures(progress: Progress) -> dict[str, float]:
     """Return a record's numbers without the round. Related names get a prefix, so that programs plot them together."""
-    numbers = {name: value for name, value in progress.record().items() if not isinstance(value, str)}
+    numbers = {name: value for name, value in progress.record().items() if isinstance(value, int | float)}
     del numbers["round"]
     return {_grouped(name): value for name, value in numbers.items()}
 

@@ -154,7 +154,7 @@ class Method(ABC):
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if this rank, asked to stop, drops a round of ``steps`` local steps before ``local_step``."""
+        """Return True if a stop is asked for and steps from ``local_step`` on take over `finished_within` seconds."""
         return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
 
     def before_update(self) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.methods.spec import asked
+from istmpi.settings import shown
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
         raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
 
 
-def require_changing_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
-    """Raise ConfigError if shares cannot change in a run."""
+def require_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if the run deals out no units, and shares would have no effect."""
     if not spec.groups(run, architecture):
         raise ConfigError(
-            f"method.shares = {run.method.shares!r} with {spec.name}, which deals out no units here. Leave shares "
+            f"method.shares = {shown(run.method.shares)} with {spec.name}, which deals out no units here. Leave shares "
             "out, or use ist."
         )

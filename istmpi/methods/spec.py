@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RING_BYTES = 2**20
 """The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring is nearer to the
-line's rate than all-to-all, but needs 2(P-1) more messages a round."""
+line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
 
 
 def trained(run: Run, held: Holdings) -> int | Fraction:

@@ -40,7 +40,7 @@ WIDTHS = Annotated[
     Meta(min_length=1, extra={"must": "name at least one layer of at least one unit"}),
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
-ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph"}
+ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph", "gat": "a graph"}
 """The inputs of networks that accept only one kind and are not inspected."""
 _MISSING = inspect.Parameter.empty
 

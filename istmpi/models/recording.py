@@ -97,7 +97,7 @@ class Recorder(Watching):
 
     @property
     def records(self) -> Sequence[Any]:
-        """The products in training, the sums in evaluation: equal for networks that differ only in widths."""
+        """`products` in training, otherwise `sums`. Networks that differ only in widths have equal records."""
         return self.products if self.training else self.sums
 
     @contextmanager

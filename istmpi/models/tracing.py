@@ -43,7 +43,7 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
-        """Return the family with few units or, if not `complete`, the family of ``full``, at ``lengths``."""
+        """Return the family at few units; if it is not `complete`, the family at ``lengths``, recorded in ``full``."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:

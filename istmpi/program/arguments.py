@@ -25,7 +25,7 @@ PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The settings of two sections that can be arguments; in other `SECTIONS` all settings can be arguments."""
+"""The settings of two sections that can be arguments; in other `SECTIONS`, all except ``name`` and ``state`` can."""
 
 
 IN_PYTHON = {

@@ -295,6 +295,6 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
 
 
 def examples_in(batch: Any) -> int:
-    """Return the number of examples of a batch: the rows of its first tensor; 1 if there are no rows."""
+    """Return the number of examples of a batch: the rows of its first tensor; 1 without a tensor, or for a scalar."""
     first = next(tensors_of(batch), None)
     return len(first) if first is not None and first.ndim else 1

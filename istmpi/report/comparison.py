@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional errors of the default targets, as shares of the error at the best score that all runs reach."""
+"""How much more error the default targets allow than the best score that all runs reach, as shares of its error."""
 
 FIGURES = ("seconds", "bytes", "examples")
 

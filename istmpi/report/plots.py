@@ -107,7 +107,8 @@ SPLIT = "Time by phase"
 
 def pictures(comparison: Comparison) -> dict[str, str]:
     """Return reproducible <svg> elements by title: the score against time and bytes, and the time by phase."""
-    titles = {cost: f"Test {comparison.score_name} against {words}" for cost, (words, _) in COSTS.items()}
+    scored = _scored(comparison)
+    titles = {cost: f"{scored[0].upper()}{scored[1:]} against {words}" for cost, (words, _) in COSTS.items()}
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
     drawings = {}
@@ -130,6 +131,10 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
         for number, group in enumerate(group for group in comparison.groups if group.method == method):
             looks[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
     return looks
+
+
+def _scored(comparison: Comparison) -> str:
+    return f"{'validation' if comparison.splits[0] else 'test'} {comparison.score_name}"
 
 
 def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
@@ -164,7 +169,7 @@ def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter("")
     axis.margins(x=0.08, y=0.1)
-    axis.set(title=plain(title), ylabel=plain(f"test {comparison.score_name}"), xlabel=f"{words} ({unit})")
+    axis.set(title=plain(title), ylabel=plain(_scored(comparison)), xlabel=f"{words} ({unit})")
 
 
 def _bars(axis: Axes, comparison: Comparison) -> None:

@@ -179,7 +179,7 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
     for seed in range(run.train.seed, run.train.seed + repeats):
         for name in dict.fromkeys(methods):
             settings = {"method.name": name, "train.seed": seed, "evaluate.every": every}
-            if isinstance(run.method.shares, str) and name in METHODS and not METHODS[name].deals:
+            if name in METHODS and not METHODS[name].deals:
                 settings["method.shares"] = None  # which a run of that method alone would refuse
             made.append(Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")})))
     return made

@@ -80,7 +80,10 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Measure the seconds of ``work()``: the first call if it takes over `SECONDS`, otherwise a median of calls."""
+    """Return the seconds of ``work()`` on the slowest rank. Collective.
+
+    They are those of the first call if it takes over `SECONDS`, otherwise a median over repetitions.
+    """
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once

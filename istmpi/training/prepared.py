@@ -139,8 +139,8 @@ class Prepared:
         logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
         schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
         limits.require_room(spec, run, network, self.communicator.size)
-        if self.shares.changing and (name == self.run.method.name or spec.groups(run, network)):
-            limits.require_changing_shares(spec, run, network)
+        if run.method.shares is not None and name == self.run.method.name:
+            limits.require_shares(spec, run, network)
         first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
         network.require_usable(narrowed(network.lengths, network.parameters, first))
 

@@ -144,6 +144,7 @@ def test_ranks_that_are_as_fast_change_no_bit(comm, measured):
     "settings, says",
     [
         ({"method__name": "local-sgd"}, "local-sgd, which deals out no units"),
+        ({"method__name": "local-sgd", "method__shares": [1, 2, 1]}, "local-sgd, which deals out no units"),
         ({"method__name": "fedavg", "train__batch": 300}, "fedavg, which deals out no units"),
         ({"method__partition": []}, "ist, which deals out no units"),
         ({"method__shares": "nowhere.jsonl"}, "nowhere.jsonl.*does not exist"),

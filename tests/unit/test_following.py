@@ -136,5 +136,6 @@ def test_figures_are_grouped_for_programs_that_draw_them():
         *(f"phases/{name}_seconds" for name in ("compute", "wait", "all_reduce", "push", "save", "evaluate")),
         *(f"by_rank/rank{rank}_{name}_seconds" for rank in (0, 1) for name in ("compute", "wait", "exchange")),
     }
+    assert "loss" not in figures(replace(progress(None), loss=float("nan"))), "of a round without steps"
     record = progress(Score(0.25, 0.75, 9)).record()
     assert {name.rpartition("/")[2] for name in found} == set(record) - {"time", "round", "score_name"}

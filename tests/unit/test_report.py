@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -154,6 +155,9 @@ def test_every_picture_tells_what_it_shows():
         assert colours <= both
     time, sent = pictures(found).values()
     assert "bytes sent by all ranks (GB)" in sent and ">data-parallel<" in sent, "text stays text"
+    validated = pictures(compare([replace(curve("ist", FAST), test=0.7)]))
+    assert "Test accuracy against training time" in pictures(found)
+    assert "Validation accuracy against training time" in validated
 
 
 def test_without_matplotlib_the_page_says_so(istmpi_command, runs, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ Function = Callable[[Any, Any], Any]
 
 
 class RegressionAsItIs(Regression):
-    """Regression on targets that are not standardised, which would need a pass over all examples."""
+    """Regression on targets as they are: to standardise them would need a pass over all examples."""
 
     predicts_numbers = False
 
