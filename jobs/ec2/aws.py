@@ -17,7 +17,7 @@ except ImportError:
 
 TEMPLATE = Path(__file__).resolve().with_name("cluster.yaml")
 TAG = "istmpi"
-RECALLED_PRICES = {"m5.2xlarge": 0.384, "g6.2xlarge": 0.9776}
+BUILT_IN_PRICES = {"m5.2xlarge": 0.384, "g6.2xlarge": 0.9776}
 """US dollars an hour in us-east-1, used if the price list cannot be read."""
 
 _EVERY = 5
@@ -41,7 +41,7 @@ class Aws:
         ]
         if self.region not in regions:
             near = get_close_matches(self.region, regions, 1)
-            meant = f"; did you mean {near[0]}?" if near else "; or boto3 is too old to know it."
+            meant = f"; did you mean {near[0]}?" if near else ", or boto3 is too old to know it."
             raise Refused(f"region {self.region} does not exist{meant}")
         if session.get_credentials() is None:
             raise NoCredentialsError
@@ -59,7 +59,7 @@ class Aws:
             pages = self.ec2.get_paginator("describe_instance_types").paginate()
             near = get_close_matches(name, [one["InstanceType"] for page in pages for one in page["InstanceTypes"]], 1)
             meant = f"; did you mean {near[0]}?" if near else "."
-            raise Refused(f"--type {name}: there is no such instance type in {self.region}{meant}") from None
+            raise Refused(f"--type {name}: {self.region} has no such instance type{meant}") from None
 
     def subnet(self, wanted: str | None, kind: str) -> dict[str, Any]:
         """Return the subnet ``wanted``, or a default one, in a zone with ``kind``. Raises Refused if there is none."""
@@ -88,7 +88,11 @@ class Aws:
         names = [pair["KeyName"] for pair in self.ec2.describe_key_pairs()["KeyPairs"]]
         if wanted in names or (wanted is None and len(names) == 1):
             return wanted or names[0]
-        known = f"it has {', '.join(sorted(names)[:8])}" if names else "it has none; make one: aws ec2 create-key-pair"
+        known = (
+            f"it has {', '.join(sorted(names)[:8])}"
+            if names
+            else "it has no key pair; make one: aws ec2 create-key-pair"
+        )
         said = (
             f"--key {wanted}: {self.region} has no such key pair"
             if wanted
@@ -114,9 +118,9 @@ class Aws:
             (dimension,) = next(iter(terms.values()))["priceDimensions"].values()
             return float(dimension["pricePerUnit"]["USD"]), "price list"
         except (BotoCoreError, ClientError, LookupError, ValueError):
-            if kind in RECALLED_PRICES:
-                return RECALLED_PRICES[kind], "recalled from us-east-1, for the price list could not be read"
-            return None, "the price list could not be read"
+            if kind in BUILT_IN_PRICES:
+                return BUILT_IN_PRICES[kind], "built-in price of us-east-1, because the price list cannot be read"
+            return None, "the price list cannot be read"
 
     def spot_price(self, kind: str, zone: str) -> tuple[float | None, str]:
         """Return the spot price in a zone in US dollars an hour (None if there is none), and a remark on it."""
@@ -165,8 +169,8 @@ class Aws:
             self._wait_until_made(stack, patience)
         except BaseException as error:
             if isinstance(error, ClientError) and error.response["Error"]["Code"] == "AlreadyExistsException":
-                raise Refused(f"there is already a stack {name} in {self.region}; take another name.") from None
-            print(f"cluster: {name} did not get ready; removing what was made", file=sys.stderr)
+                raise Refused(f"{self.region} already has a stack {name}. Choose another name.") from None
+            print(f"cluster: {name} did not become ready; removing it", file=sys.stderr)
             self.remove(stack, patience)
             if isinstance(error, ClientError):
                 raise Refused(f"{name}: {said(error)}") from None
@@ -183,7 +187,7 @@ class Aws:
         while (status := self._status(stack)) != "DELETE_COMPLETE":
             if status == "DELETE_FAILED":
                 raise Refused(
-                    f"not everything could be removed: {self._first_failure(stack)}. Try again: cluster down."
+                    f"the stack was not completely removed: {self._first_failure(stack)}. Try again: cluster down."
                 )
             _pause(deadline, patience, status)
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains RUN on EC2: makes a cluster, trains, brings the results here and removes the cluster, also when something fails:
+# Trains RUN on EC2: makes a cluster, trains, fetches the results and removes the cluster, also after a failure:
 #
 #   KEY=my-key SSH_FROM=203.0.113.7/32 jobs/ec2/train.sh RUN [options of istmpi train]
 #
-# The cost is said, and asked about, before anything is started; whatever goes wrong, the instances end by themselves after
-# a day, or after UP's --hours. `istmpi job ec2 RUN --instances 8` fills this in.
+# The script prints the cost and asks before it starts anything. After any failure the instances terminate themselves after
+# a day, or after the --hours of UP. `istmpi job ec2 RUN --instances 8` fills in this script.
 set -euo pipefail
 
-# ---- the cluster, as options of jobs/ec2/cluster up, and files that the run needs
+# ---- the options of jobs/ec2/cluster up, and the files that the run needs
 NAME=istmpi-train
 CLUSTER=$(dirname "${BASH_SOURCE[0]}")/cluster
 REGION=()
@@ -16,7 +16,7 @@ SEND=()
 FOLDER=runs
 # ----
 
-UP+=(--ssh-from "${SSH_FROM:?the addresses that may log in, as 203.0.113.7/32}")
+UP+=(--ssh-from "${SSH_FROM:?is not set. Set it to the addresses that may log in, such as 203.0.113.7/32}")
 [ -z "${KEY:-}" ] || UP+=(--key "$KEY")
 
 finish() {
@@ -25,7 +25,7 @@ finish() {
     if ! "$CLUSTER" "${REGION[@]}" fetch "$NAME" "$FOLDER"; then
         case $code in
             0 | 75)
-                echo "The results are still on $NAME, which costs. Fetch them, then remove it: $CLUSTER down $NAME" >&2
+                echo "The results are still on $NAME, which costs money. Fetch them, then remove the cluster: $CLUSTER down $NAME" >&2
                 exit 1
                 ;;
         esac

@@ -1,4 +1,4 @@
-# Spack's recipe of istmpi. Copy it to packages/py_istmpi/ of a repository of yours, and in the project's folder:
+# Spack's recipe of istmpi. Copy it to packages/py_istmpi/ of your repository, and run in the project's folder:
 #
 #     spack dev-build py-istmpi@0.1.0 ^mpich
 from spack.package import default_args, depends_on, license, variant, version

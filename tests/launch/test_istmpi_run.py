@@ -83,7 +83,7 @@ def test_what_is_copied_lies_in_a_private_folder(tmp_path, shared, environment):
         ("another's", "directory of nobody, mode 700"),
         ("a link to another's", "symbolic link of nobody, mode 777"),
         ("open", "directory of root, mode 777"),
-        ("replaceable", "anybody may replace what lies in"),
+        ("replaceable", "any user may replace files in"),
     ],
 )
 def test_a_planted_folder_is_refused_and_nothing_of_it_runs(tmp_path, shared, environment, planted, message):
@@ -211,7 +211,7 @@ def test_a_run_that_has_not_ended_is_started_again_whatever_mpirun_says(tmp_path
     train = ("istmpi", "train", "digits", "--resume", "auto")
     done, hosts = relaunched(tmp_path, "echo 'touch run/summary.json' >next; exit 0", "--relaunch", 1, command=train)
     assert (done.returncode, len(hosts)) == (0, 2), done.stderr
-    assert "exit code 0, but the run in run has not ended: taken for killed" in done.stderr
+    assert "exit code 0, but the run in run has not ended: treated as killed" in done.stderr
     (run / "summary.json").unlink()
     assert relaunched(tmp_path, "exit 0", command=train)[0].returncode == 137
     for words in ((), ("--resume", "auto", "--dry-run")):

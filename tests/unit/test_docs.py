@@ -41,11 +41,17 @@ def test_every_link_leads_somewhere():
         assert not fragment or fragment in anchors(target), f"{page}: {link}: there is no such heading"
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_the_site_builds_whole_and_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="needs istmpi[docs]")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]
     done = subprocess.run(words, env=os.environ | {"ISTMPI_SITE": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0 and (tmp_path / "index.html").exists(), done.stderr
+    assert list(tmp_path.glob("assets/stylesheets/*.css")) and list(tmp_path.glob("assets/javascripts/*.js"))
+    for page in tmp_path.rglob("*.html"):
+        for link in re.findall(r"\s(?:href|src)=[\"']?([^\"'\s>#?]+)", page.read_text(encoding="utf-8")):
+            target = tmp_path / link[1:] if link.startswith("/") else page.parent / link
+            there = re.match(r"[a-z]+:", link) or target.is_file() or (target / "index.html").is_file()
+            assert there, f"{page.relative_to(tmp_path)}: {link} is not in the site"
 
 
 def test_every_run_file_that_is_shown_is_one(tmp_path):

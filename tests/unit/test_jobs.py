@@ -65,19 +65,19 @@ def test_slurm_fills_in_what_was_asked_for():
 
 
 GRAMMAR = {
-    "slurm": r"#{1,2}SBATCH --((job-name|account|partition)=[\w.-]+|(nodes|ntasks-per-node|gpus-per-node)=\d+|"
+    "slurm": r"#{1,2}SBATCH --((job-name|account|partition)=[\w.-]+|(nodes|(ntasks|gpus)-per-node|cpus-per-task)=\d+|"
     r"exclusive|time=[\d:-]+|mem=\d+G|array=1-\d+|requeue|no-kill|signal=USR1@\d+|open-mode=append|output=%x-%j.out)",
     "pbs": r"#{1,2}PBS -([NAq] [\w.-]+|l select=\d+:ncpus=\d+:mpiprocs=\d+(:mem=\d+gb)?(:ngpus=\d+)?|"
     r"l walltime=\d+:\d\d:\d\d|l place=scatter:excl|J 1-\d+|j oe|r y)",
     "lsf": r'#{1,2}BSUB -(J "[\w-]+(\[1-\d+\])?"|[nW] \d+|R "(span\[ptile=\d+\]|rusage\[mem=\d+GB/host\])"|'
-    r'[Pq] [\w.-]+|gpu "num=\d+"|x|r|Q "75"|o %J.out)',
+    r'[Pq] [\w.-]+|gpu "num=\d+"|x|r|Q "75"|o %J.%I.out)',
 }
 """Lines of directives, by the manuals of sbatch, of qsub (PBS Professional 2022) and of bsub (LSF 10.1)."""
 
 
 @pytest.mark.parametrize("scheduler", GRAMMAR)
 def test_every_scheduler_gets_directives_of_its_manual(scheduler):
-    given = "--nodes", 8, "--time", "1-2", "--gpus", 2, "--memory", 64, "--account", "a-1", "--queue", "long"
+    given = "--nodes=8", "--time=1-2", "--gpus=2", "--cores=9", "--memory=64", "--account=a-1", "--queue=long"
     scripts = [job(scheduler, "digits", *words) for words in ((), given, (*given, "--seeds", 3), ("--compare",))]
     scripts += [path.read_text() for path in (ROOT / "jobs" / scheduler).iterdir()]
     for script in scripts:
@@ -87,6 +87,8 @@ def test_every_scheduler_gets_directives_of_its_manual(scheduler):
     plain, filled, seeds = (sum(line.startswith("##") for line in script.splitlines()) for script in scripts[:3])
     assert plain >= 3 > 1 >= filled and not seeds, "options that were not given are comments"
     assert re.search(r"26:00:00|1560|=1-2$", scripts[1], re.M), "the time in the scheduler's form"
+    assert re.search(r"cpus-per-task=4$|:ncpus=9:mpiprocs=2|-n 72\n.*ptile=9", scripts[1], re.M), "cores of a node"
+    assert re.search(r"ks-per-node=16$|:ncpus=16:mpiprocs=16|ptile=16", job(scheduler, "digits", "--gpus", 16), re.M)
 
 
 @pytest.mark.parametrize("scheduler", GRAMMAR)
@@ -136,7 +138,11 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--compare", "--relaunch", 1), "--relaunch may change the number of ranks"),
         (("pbs", "digits", "--compare", "--seeds", 2), "--seeds is for a single method"),
         (("lsf", "digits", "--seeds", 2, "--", "--out", "a"), "--out a: with --seeds each seed has a folder."),
+        (("lsf", "digits", "--seeds", 2, "--", "--seed", 4), "--seed: with --seeds the seeds are 1 to N."),
+        (("pbs", "digits", "--restarts", 3), "--restarts is for istmpi job slurm only."),
+        (("pbs", "digits", "--gpus", 4, "--cores", 2), "--cores 2: must be at least --gpus, 4."),
         (("lsf", "digits", "--time", "4:00"), "--time 4:00: must be minutes"),
+        (("lsf", "digits", "--time", "366-0"), "--time 366-0: must be at most 365 days."),
         (("pbs", "digits", "--time", "0"), "--time: 0 minutes must be more than --stop-before-walltime, 5."),
         (("slurm", "digits", "--time", "9", "--", "--stop-before-walltime", "9"), "than --stop-before-walltime, 9."),
         (("slurm", "digits", "--", "--model", "nofile.py:Net"), "model nofile.py does not exist."),

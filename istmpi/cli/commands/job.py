@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from copy import copy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,6 @@ TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
 
-_EXAMPLES = {"queue": "NAME", "account": "NAME", "memory": 16, "gpus": 1, "seeds": 5}
-"""Values for options that were not given, in commented-out lines of a script."""
-
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 
@@ -43,62 +39,66 @@ def command() -> None:
 @_RUN
 @_OPTIONS
 @whole("--nodes", "N", "Nodes, one rank on each.", 1, MOST_RANKS)
-@whole("--cores", "N", "PBS, LSF: cores of each node.", 1, 10_000, default=8)
-@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H.  [default: 4:00:00, of a comparison 12:00:00]")
+@whole("--cores", "N", "Cores of each node; by default 8, with SLURM all.", 1, 10_000)
+@text("--time", "TIME", "Time limit: minutes, H:M:S or D-H (4:00:00; with --compare 12:00:00).")
 @click.option("--partition", "--queue", "queue", metavar="NAME", help="Partition, or queue.")
 @text("--account", "NAME", "Account, or project, that pays.")
 @whole("--memory", "GB", "Memory of each node.", 1, 1_000_000)
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
-@whole("--seeds", "N", "Train N times, by an array of jobs, with the seeds 1 to N.", 2, 10_000)
+@whole("--seeds", "N", "Train with the seeds 1 to N, by an array of jobs.", 2, 10_000)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
-@click.option(
-    "--launcher",
-    type=click.Choice(["pmix", "pmi2", "mpirun"]),
-    help="Launcher of the ranks; by default the first that works.",
-)
+@click.option("--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="Launcher; by default, one that works.")
 @text("--interface", "NAME", "Network interface between the nodes.")
 @text("--stage", "FILE", "Copy FILE to each node's local disk first.", multiple=True)
-@flag("--stage-venv", "Copy the virtual environment there as well.")
-@whole("--restarts", "N", "SLURM: times to be queued again.", 0, 1000, default=20)
+@flag("--stage-venv", "Copy the virtual environment, too.")
+@whole("--restarts", "N", "SLURM: times to be queued again (20).", 0, 1000)
 @whole("--relaunch", "N", "Times to resume inside the job without lost nodes (3; not with --compare).", 0)
 @click.pass_context
 def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
-    """Print a job script that trains RUN. Give options of istmpi train (with --compare: of istmpi compare) after --.
+    """Print a job script that trains RUN. Give options of istmpi train or istmpi compare after --.
 
     \b
     istmpi job slurm speech --nodes 8 --time 4:00:00 -- --lr 0.01 | sbatch
     istmpi job pbs speech --nodes 8 --cores 16 > speech.pbs && qsub speech.pbs
     istmpi job lsf speech --nodes 8 --cores 16 | bsub
     """
-    scheduler = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")[context.info_name]
-    compare, seeds, gpus = given["compare"], given["seeds"], given["gpus"]
-    if compare and given["relaunch"]:
+    table = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")
+    scheduler = table[context.info_name]
+    given = {key: value for key, value in given.items() if value is not None}
+    compare, seeds, ranks = given["compare"], "seeds" in given, given.get("gpus", 1)
+    if compare and given.get("relaunch"):
         raise click.UsageError("--relaunch may change the number of ranks, so it does not go with --compare.")
     if compare and seeds:
         raise click.UsageError("--seeds is for a single method; give istmpi compare --repeats after --.")
+    if "restarts" in {*given} - {*scheduler["options"]}:
+        raise click.UsageError("--restarts is for istmpi job slurm only.")
+    cores = given.get("cores", max(8, ranks))
+    if cores < ranks:
+        raise ConfigError(f"--cores {cores}: must be at least --gpus, {ranks}.")
+    if seeds and re.search(r"--seed|train\.seed=", " ".join(options)):
+        raise ConfigError("--seed: with --seeds the seeds are 1 to N. Leave it out.")
     for file in given["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file} does not exist.")
-    for option in ("queue", "account"):
-        if given[option] is not None and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
+    for option in {"queue", "account"} & {*given}:
+        if not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
             raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
-    limits = _limits(given["time"] or ("12:00:00" if compare else "4:00:00"))
+    limits = _limits(given.get("time", "12:00:00" if compare else "4:00:00"))
     verb, start = ("compare", "compare") if compare else ("train", "train --resume auto")
-    resolved = check((run, *options), (given["nodes"] or 1) * (gpus or 1), verb, limits["seconds"] / 60)
+    resolved = check((run, *options), given.get("nodes", 1) * ranks, verb, limits["seconds"] / 60)
     _require_files(resolved)
-    out = resolved.output.folder
-    if seeds and out:
+    if seeds and (out := resolved.output.folder):
         raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
-    given |= {"ranks-per-host": gpus, "relaunch": 3 if given["relaunch"] is None and not compare else given["relaunch"]}
-    words = _words({key: given[key] for key in scheduler["options"]})
+    defaults = {"restarts": 20, "relaunch": None if compare else 3, "ranks-per-host": given.get("gpus")} | given
+    words = _words({key: defaults.get(key) for key in scheduler["options"]})
     words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
-    fields = {key: value for key, value in given.items() if value is not None} | limits | {"start": start}
-    fields |= {"name": job_name(run), "nodes": given["nodes"] or 2, "ranks": gpus or 1}
-    fields["slots"] = fields["nodes"] * given["cores"]
+    fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), "start": start} | given | limits
+    fields |= {"threads": cores // ranks} if "cores" in given else {"cores": cores}
+    fields["slots"] = fields["nodes"] * cores
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
-    lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given["modules"] else []
+    lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given.get("modules") else []
     lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * ("ISTMPI_RUNS" in os.environ)
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
     lines += [line.format_map(fields) for line in scheduler["lines"]]
@@ -107,24 +107,24 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
         begin = re.escape(scheduler["mark"] + re.split("[{<]", directive)[0])
         text = re.sub("<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive)
         comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
-        text = comment + scheduler["mark"] + text.format_map({**_EXAMPLES, **fields})
+        text = comment + scheduler["mark"] + text.format_map(table["examples"] | fields)
         template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
     _print_script(template, context.info_name, lines, (run, *options))
 
 
 for _name in ("slurm", "pbs", "lsf"):
-    _named = copy(_script)
-    _named.name = _name
-    command.add_command(_named)
+    command.add_command(_script, _name)
 
 
 def _limits(text: str) -> dict[str, Any]:
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text)
     if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
         raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00.")
     days, *parts = (int(part or 0) for part in match.groups())
     hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)
     seconds += 60 * (minutes + 60 * (hours + 24 * days))
+    if seconds > 365 * 86_400:
+        raise ConfigError(f"--time {text}: must be at most 365 days.")
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
 
