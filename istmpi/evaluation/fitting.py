@@ -1,8 +1,8 @@
 """Numbers of the full network that are fitted on all ranks: factors of its sums, and the temperature of its logits.
 
 Adam fits the factors of the groups' contributions to the training loss. The temperature minimises the cross-entropy: a
-classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv 1706.04599). The
-temperature would be 0 if all examples were classified correctly, so targets are smoothed by 1/(n+2), as by Platt.
+classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv 1706.04599). Targets
+are smoothed by 1/(n+2), as by Platt, so that it is above 0.
 """
 
 from __future__ import annotations
