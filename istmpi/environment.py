@@ -15,5 +15,5 @@ VARIABLES = {
 
 
 def read(name: str) -> str:
-    """Return a variable of the table, or its default if it is not set or empty."""
-    return os.environ.get(name) or VARIABLES[name][1]
+    """Return a variable of the table, or its default if it is not set or empty; a ~ becomes the home folder."""
+    return os.path.expanduser(os.environ.get(name) or VARIABLES[name][1])

@@ -32,6 +32,7 @@ def without_gone(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     gone = [name for name in GONE if (value := _value(tree, name)) is not None and is_gone(name, value, source)]
     if "comm.survive" in gone:
         gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
+    gone += ["data.test"] * (_value(tree, "data.test") == 0)  # once the default
     return {
         section: {key: value for key, value in branch.items() if f"{section}.{key}" not in gone}
         if isinstance(branch, Mapping)

@@ -1,7 +1,7 @@
 """Locks a folder for one run at a time, by a file that names the run's process.
 
-The file is made in one step that fails if the file exists. This works on every file system that ranks share, where the
-system's own locks are often missing or hold on one host alone. The file of a killed run is stale on the run's host once
+The file is made in one step that fails if the file exists. This works on every file system that ranks share, also
+without locks of its own. The file of a killed run is stale on the run's host once
 the process is gone, and on other hosts once the file was not touched for a while. A restart of the same SLURM job takes
 the file at once.
 """

@@ -2,9 +2,8 @@
 
     rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
-`also` adds limits that msgspec lacks: ``at_most`` for bounds beyond 64 bits, ``at_most_bytes`` of a text, ``rising``
-for a list in which each number is above the one before it, ``known`` for the allowed names, with ``or`` for words on
-other allowed values, and ``must`` for a message that explains a range better.
+`also` adds limits that msgspec lacks: ``at_most`` beyond 64 bits, ``at_most_bytes`` of a text, ``rising`` numbers of a
+list, ``known`` names, with ``or`` for words on other values, and ``must`` for a message that explains a range better.
 """
 
 import dataclasses
@@ -86,7 +85,9 @@ def range_of(hint: Any) -> str:
     if get_origin(kind) is tuple:
         return range_of(get_args(kind)[0])
     low, high = _ends(limits)
-    if high < math.inf or "gt" in limits:
+    if high == math.inf and "gt" in limits:
+        return f"above {low}"
+    if high < math.inf:
         return f"in {'(' if 'gt' in limits else '['}{low}, {high}{']' if 'le' in limits else ')'}"
     return f"at least {low}" if low > -math.inf else ""
 
@@ -156,7 +157,11 @@ def converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it. Huge integers are in hexadecimal, since Python refuses to write them."""
+    """Return a value as in a run file; huge integers in hexadecimal, since Python refuses to write them."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
 
 

@@ -43,8 +43,8 @@ class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
 
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
-    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators. Saving with
-    parallel HDF5 then uses no thread: two threads that create communicators may deadlock.
+    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators; parallel
+    HDF5 then uses no thread, for two threads that create communicators may deadlock.
     """
 
     def __init__(

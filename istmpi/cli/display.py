@@ -97,7 +97,10 @@ class TrainingDisplay(Watch):
         self._stop_view()
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        self._print_facts(banner(training, folder, saver))
+        facts = banner(training, folder, saver)
+        self._print_facts(facts)
+        if self._showing.quiet and "narrow" in facts:
+            self.noticed(f"warning: {facts['narrow']}")
         self._follow(training)
 
     def _follow(self, training: Training, title: str = "round") -> None:
@@ -193,4 +196,4 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
 
     def failed(self, turn: Turn, error: IstmpiError) -> None:
         self._stop_view()
-        self._console.print(one_line(f"{turn.folder.name} failed: {error}"), markup=False)
+        self.noticed(f"{turn.folder.name} failed: {error}")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.cli import options
 from istmpi.config import Run
-from istmpi.cost import Cost
-from istmpi.engine.axes import narrowed
+from istmpi.cost import Cost, cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
 from istmpi.models.architecture import Architecture
@@ -34,6 +33,22 @@ class Described:
     architecture: Architecture
     examples: int | None
     smaller: Mapping[int, Architecture] = field(default_factory=dict)
+    data: Dataset | None = None
+
+    def require_trainable(self, run: Run, ranks: int) -> list[tuple[Cost, int]]:
+        """Return the costs of ``run`` on this network. Raises the errors with which its training would begin."""
+        from istmpi.training.best import Best
+        from istmpi.training.epochs import examples_of_ranks
+
+        costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
+        Best.of(run, self.data)
+        examples = examples_of_ranks(run, self.data, ranks)
+        for name, _ in run.phases():
+            phase = run.override({"method.name": name})
+            for network in (self.architecture, *self.smaller.values()):
+                members = [part.part.ranks[0] for part in cost(phase, network, ranks).parts]
+                limits.require_usable(run, phase, self.data, network, ranks, members, examples)
+        return costs
 
 
 def described(
@@ -48,7 +63,6 @@ def described(
     """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data.
 
     If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs become rounds of ``ranks`` ranks.
-    Raises ConfigError if ``layers`` do not fit the network.
     """
     require_known(run.model.name)
     run = run.with_implied()
@@ -78,7 +92,7 @@ def described(
 
         smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
         require_resizable(run, network)
-    return Described(run, network, len(data.train), smaller)
+    return Described(run, network, len(data.train), smaller, data)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
@@ -102,11 +116,3 @@ def _data_of(run: Run, layers: str | None) -> Dataset:
             "widths of your network with --set model.ARGUMENT=VALUE."
         )
     return open_for_training(run.data, 0, run.train.seed)
-
-
-def require_dealable(run: Run, network: Architecture, cost: Cost) -> None:
-    limits.require_dealable(cost.spec, run, network)
-    deal = cost.spec.deal(run, network, cost.ranks, 0)  # if blocks are dealt, a part's own lengths are expected values
-    for part in cost.parts:
-        held = deal.held(part.part.ranks[0])
-        network.require_usable(narrowed(network.lengths, network.parameters, held))

@@ -5,14 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from istmpi.cli.networks import described, require_dealable
+from istmpi.cli.networks import described
 from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
-from istmpi.cost import Cost, cost, phase_costs, run_bytes
+from istmpi.cost import Cost, cost, run_bytes
 from istmpi.data.callable.source import is_function
-from istmpi.exits import require_fitting
 from istmpi.foreign import one_line
-from istmpi.methods import METHODS, limits, schedules
 from istmpi.models.architecture import Architecture
 from istmpi.report import tables
 
@@ -20,13 +18,7 @@ from istmpi.report import tables
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
     planned = described(run, None, ranks=ranks)
     run, network = planned.run, planned.architecture
-    require_fitting(run.train.exit_weights, network.exits, run.model.name)
-    costs = phase_costs(run, network, ranks, planned.examples, planned.smaller)
-    for phase, _ in costs:
-        require_dealable(run, network, phase)
-    schedules.require_usable(run.optimizer, sum(rounds * phase.local_steps for phase, rounds in costs))
-    if run.method.shares is not None:
-        limits.require_shares(METHODS[run.method.name], run, network)
+    costs = planned.require_trainable(run, ranks)
     alone, begun = cost(run.override({"method.shares": None}), network, 1), []
     if run.train.init:
         from istmpi.checkpoint.initial import fit_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.loggers import LOGGERS, open_loggers, require_installed
+from istmpi.methods import schedules
 from istmpi.names import is_module
 from istmpi.settings import choices_of, help_of, holds_text, range_of
 from istmpi.units import counted
@@ -108,7 +109,10 @@ def resolve(
         if setting in changed:
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
-    return loaded.override({"name": name, **changed} if run in shipped() and name else changed)
+    resolved = loaded.override({"name": name, **changed} if run in shipped() and name else changed)
+    if resolved.optimizer != loaded.optimizer or not Path(run).is_dir():  # a saved run may have useless settings
+        schedules.require_effective(resolved.optimizer)
+    return resolved
 
 
 def changes(assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp") -> dict[str, Any]:

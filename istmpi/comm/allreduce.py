@@ -27,9 +27,8 @@ _TAGS = 2**15
 class MeanOverRanks:
     """Averages named tensors over all ranks. Every rank hands over tensors of the same names, in any order.
 
-    ``nbytes`` has the bytes of each tensor; the tensors travel in the reverse order of ``nbytes``. ``forms`` names the
-    codec (`istmpi.comm.codec`) of each tensor that travels encoded. Until `finish` the communicator must carry no other
-    point-to-point messages.
+    ``nbytes`` has the bytes of each tensor; the tensors travel in reverse order. ``forms`` names the codec
+    (`istmpi.comm.codec`) of each encoded tensor. Until `finish` the communicator carries no other messages.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and positions.
 
 `Bfloat16` and `Int8` round at random, so that on average a value arrives unchanged. Rounding to nearest would lose
-small changes: in a few steps a weight often changes by less than half of the last bit. A decoded value can be encoded
-again without change, unless its scale has grown.
+small changes. A decoded value can be encoded again without change, unless its scale has grown.
 """
 
 from collections.abc import Iterator

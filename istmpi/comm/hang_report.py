@@ -113,8 +113,8 @@ def missing(
     """Return the ranks that have not reached the call of ``wait``, and those that do not answer.
 
     Ranks that wait for others are left out, unless all missing ranks wait. ``silent_for``: seconds since a rank was
-    first asked without an answer. ``seen``: each rank's last sighting and its age in seconds. ``states``: processes'
-    state letters. A rank with progress in the last ``limit`` seconds counts as slow, otherwise as still.
+    first asked in vain. ``seen``: each rank's last sighting and its age in seconds. ``states``: processes' state
+    letters. A rank with progress in the last ``limit`` seconds is slow, otherwise still.
     """
     absent = []
     for member in members:

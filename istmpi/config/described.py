@@ -31,10 +31,7 @@ class Setting:
 
     @property
     def range(self) -> str:
-        if self.kind == "true or false":
-            return ""
-        words = range_of(self.hint)
-        return f"above {words[4:-6]}" if words.startswith("in (") and words.endswith(", inf)") else words
+        return "" if self.kind == "true or false" else range_of(self.hint)
 
 
 def every_setting() -> Iterator[Setting]:

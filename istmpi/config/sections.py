@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from istmpi.data.batches import PLACEMENTS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
-from istmpi.settings import MOST, Count, Fraction, Meta, Natural, NotNegative, Positive, also
+from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Data:
         "score it; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
     ] = 0.0
     test: Annotated[
-        Fraction,
+        Between | None,
         "Your own data without a test split: fraction of the examples to hold out, drawn by train.seed. "
         "Arrays: a fifth by default.",
-    ] = 0.0
+    ] = None
     standardise: Annotated[
         bool,
         "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "

@@ -41,11 +41,10 @@ class Origin:
 class Holdings:
     """The sizes of the parameters that ranks are dealt, and the bytes that ranks get from owners and other holders.
 
-    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the number of ranks that
-    take part in a round. ``redeal``: the fraction of units that change ranks in a round; None if all units return to
-    owners. ``shared_every``: rounds from one mean of undealt parameters to the next; 0 without means. ``wire``: the
-    form in which values are sent; if not float32, ``slots`` more tensors count for each parameter. Raises ConfigError
-    if the deal is impossible.
+    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the ranks that take part in
+    a round. ``redeal``: the fraction of units that change ranks in a round; None if all return to owners.
+    ``shared_every``: rounds between means of undealt parameters; 0 without means. ``wire``: the form of sent values;
+    if not float32, ``slots`` more tensors count for each parameter. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(

@@ -6,7 +6,7 @@
                 Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
     local       every stream has its own file and draws from all of it
 
-Every stream computes its rows without communication. A batch can be computed at any time.
+Every stream computes its rows, and any batch, without communication.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

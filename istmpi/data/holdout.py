@@ -14,7 +14,7 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 class TestSplit(NamedTuple):
     """The setting ``data.test``: a fraction of the data that a run holds out for testing, drawn by a seed."""
 
-    fraction: float = 0.0
+    fraction: float | None = None
     seed: int = 0
     required: bool = False
     """True: data with a test split are refused. False: that test split is used."""
@@ -24,7 +24,7 @@ class TestSplit(NamedTuple):
             raise ConfigError(
                 f"data.test = {self.fraction}, but {source} has a test split. Leave data.test out to use it."
             )
-        return self.fraction > 0 and not has_one
+        return bool(self.fraction) and not has_one
 
     def indices(self, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         return split_indices(count, self.fraction, self.seed, labels, "test")

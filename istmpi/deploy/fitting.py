@@ -27,8 +27,8 @@ def runnable(
 ) -> Architecture:
     """Return a checkpoint's network with its code. ``model``: the class of a user's own network.
 
-    The network is tried on ``example``, the inputs of a batch, or on examples of the data's shape. Nothing is tried if
-    only the data's code defines the inputs and there is no ``example``; with ``runs``, that raises ConfigError.
+    The network is tried on ``example``, a batch's inputs, or on examples of the data's shape. Without ``example``,
+    inputs that only the data's code defines cannot be tried; with ``runs``, that raises ConfigError.
 
     Raises DataError if the class is needed and not given, ConfigError if the class makes another network.
     """

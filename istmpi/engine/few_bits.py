@@ -6,7 +6,7 @@
     ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7; plus 8 for minus
 
 A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest magnitude is exact. Each
-value is rounded to the nearest code. Decoded values can be coded again without change. If a value is not finite, all
+value is rounded to the nearest code. If a value is not finite, all
 values of its block become NaN.
 
 `TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A shorter last chunk sends proportionally fewer

@@ -41,9 +41,9 @@ def departures(
 ) -> Sequence[Departure]:
     """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
 
-    Departures are spread evenly; the last is ``delay`` (at most ``steps - 1``) steps before the end. A fragment leaves
-    with the next fragment if it would arrive when that leaves, or later. There are ``fragments`` fragments, by default
-    `FRAGMENTS`, and at most as many as layers.
+    Departures are spread evenly; the last is ``delay`` (at most ``steps - 1``) steps before the end. A fragment that
+    would not arrive before the next leaves goes with it. There are ``fragments`` (default `FRAGMENTS`), at most one a
+    layer.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay

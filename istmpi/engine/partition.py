@@ -88,9 +88,9 @@ class Partition:
     ) -> "Partition":
         """Deal out every group at random without replacement. Pure, so every rank computes the same deal.
 
-        Each group has a random stream for (seed, group, round), so a new group changes no deal of another group. With
-        ``redeal`` below 1 at most that fraction of a group's units (rounded up) changes place each round, and a deal
-        depends on all earlier deals. Raises ConfigError if the deal is impossible.
+        Each group has a random stream for (seed, group, round), so groups do not change each other's deals. With
+        ``redeal`` below 1 at most that fraction of a group's units (rounded up) moves each round, and a deal depends
+        on all earlier deals. Raises ConfigError if the deal is impossible.
         """
         check(lengths, groups, ranks, shares)
         units = {}

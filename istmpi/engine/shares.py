@@ -1,8 +1,8 @@
 """Shares: the relative sizes of the ranks' subnets in each round; they may follow measured times.
 
 As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps.
-All shares are scaled to a sum of about 1. The ranks' times approach each other from one side, without oscillation,
-because the cost of a subnet grows at most with the square of its share.
+All shares are scaled to a sum of about 1. Times approach each other without oscillation, because a subnet's cost
+grows at most with the square of its share.
 """
 
 from collections.abc import Mapping, Sequence

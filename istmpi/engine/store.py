@@ -26,8 +26,8 @@ class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
-    ``scale`` maps unit groups to the factors by which the full network multiplies a group's contributions
-    (`istmpi.models.architecture.Architecture.factor`). Factors in ``fitted`` replace those in ``scale``.
+    ``scale`` maps unit groups to the factors of their contributions in the full network
+    (`istmpi.models.architecture.Architecture.factor`); ``fitted`` replaces factors.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):

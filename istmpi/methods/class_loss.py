@@ -10,22 +10,11 @@ import torch
 from torch.nn import functional
 
 from istmpi.data.batches import Batches
-from istmpi.errors import ConfigError
-from istmpi.tasks import TASKS, Task
+from istmpi.methods.limits import BALANCED
+from istmpi.tasks import Task
 
 if TYPE_CHECKING:
     from istmpi.config.sections import Train
-
-BALANCED = "balanced"
-
-
-def require_usable(train: Train, task: str, classes: int) -> None:
-    weights = [*train.class_weights] if isinstance(train.class_weights, tuple) else train.class_weights
-    for name, value in (("label_smoothing", train.label_smoothing), ("class_weights", weights)):
-        if value and not TASKS[task].one_class:
-            raise ConfigError(f"train.{name} = {value} is for classes, and these data have none. Leave it out.")
-    if weights not in (None, BALANCED) and (isinstance(weights, str) or len(weights) != classes or not any(weights)):
-        raise ConfigError(f"train.class_weights = {weights} must be {BALANCED}, or {classes} numbers, not all 0.")
 
 
 def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[..., torch.Tensor]:

@@ -6,7 +6,7 @@ arrive, and two rounds old when the next changes arrive: staleness is J to 2J lo
     server <- server + mean over ranks of their changes in the round before
     x_i    <- server + this rank's change in this round
 
-Every rank has the server's values. A ring all-reduce sends as many bytes as sharded servers would.
+Every rank has the server's values.
 """
 
 import torch

@@ -2,19 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
+from istmpi.exits import require_fitting
+from istmpi.methods import schedules, spec_of
 from istmpi.methods.spec import asked
 from istmpi.settings import shown
 from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
-    from istmpi.data.batches import Batches
+    from istmpi.config.sections import Train
+    from istmpi.data.dataset import Dataset
+    from istmpi.engine.partition import Partition
     from istmpi.methods.spec import MethodSpec
     from istmpi.models.architecture import Architecture
+
+
+BALANCED = "balanced"
+
+
+def require_usable(
+    run: Run,
+    phase: Run,
+    data: Dataset,
+    network: Architecture,
+    ranks: int,
+    members: list[int],
+    examples: Iterable[int],
+    shares: Sequence[float] | None = None,
+) -> None:
+    """Raise ConfigError if a plan, a job script or a training has settings that cannot be trained.
+
+    ``phase``: the run with one phase's method. ``members``: ranks whose first subnets are tried, with ``shares``.
+    ``examples``: the numbers of examples that ranks have.
+    """
+    name = phase.method.name
+    spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
+    require_fitting(run.train.exit_weights, network.exits, run.model.name)
+    require_wire(spec, phase)
+    require_dealable(spec, phase, network)
+    require_classes(run.train, data.task, data.outputs, name)
+    if spec.learns_from_others and not TASKS[data.task].distils:
+        raise ConfigError(
+            f"method.name = {name!r} needs predictions of classes, but this is {data.task}. Use another method."
+        )
+    batch = run.train.batch
+    for count in examples:
+        if spec.in_passes and network.batch_norms and (count - 1) % batch == 0:
+            normalisation = run.model.batch_statistics or "batch normalisation"
+            raise ConfigError(
+                f"train.batch = {batch} leaves {name} a last batch of one example (of {count}), too few for "
+                f"{normalisation}. Use another train.batch or normalisation."
+            )
+        schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(phase, 1, count))
+    require_room(spec, phase, network, ranks)
+    if run.method.shares is not None and name == run.method.name and not spec.groups(phase, network):
+        raise ConfigError(
+            f"method.shares = {shown(run.method.shares)} with {name}, which deals out no units here. Leave shares out, "
+            "or use ist."
+        )
+    require_subnets(network, spec.deal(phase, network, ranks, 0, shares), members)
+
+
+def require_subnets(network: Architecture, deal: Partition, members: Iterable[int]) -> None:
+    from istmpi.engine.axes import narrowed  # help must not wait for NumPy
+
+    for rank in members:
+        network.require_usable(narrowed(network.lengths, network.parameters, deal.held(rank)))
+
+
+def require_classes(train: Train, task: str, classes: int, method: str) -> None:
+    weights, strength, one_class = train.class_weights, train.logit_adjustment, TASKS[task].one_class
+    for name in ("label_smoothing", "class_weights", "logit_adjustment"):
+        if (value := getattr(train, name)) and not one_class:
+            raise ConfigError(f"train.{name} = {shown(value)} is for classes, and these data have none. Leave it out.")
+    if weights not in (None, BALANCED) and (isinstance(weights, str) or len(weights) != classes or not any(weights)):
+        raise ConfigError(
+            f"train.class_weights = {shown(weights)} must be {BALANCED!r} or a list of {classes} numbers, not all 0."
+        )
+    if strength and method == "codistillation":
+        raise ConfigError(
+            f"train.logit_adjustment = {strength:g} does not go with codistillation, whose ranks also learn from each "
+            f"other's predictions. Leave it out, or use another method."
+        )
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
@@ -35,27 +109,7 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
         )
 
 
-def require_trainable(spec: MethodSpec, run: Run, task: str, batches: Batches, architecture: Architecture) -> None:
-    """Raise ConfigError if a method cannot train this network or these data.
-
-    ``batches`` are this rank's, so the error may be raised on some ranks alone.
-    """
-    require_dealable(spec, run, architecture)
-    last = batches.examples - (batches.in_a_pass - 1) * batches.batch
-    if spec.in_passes and architecture.batch_norms and last == 1:
-        normalisation = run.model.batch_statistics or "batch normalisation"
-        raise ConfigError(
-            f"train.batch = {batches.batch} leaves {spec.name} a last batch of one example (of "
-            f"{batches.examples}), too few for {normalisation}. Use another train.batch or normalisation."
-        )
-    if spec.learns_from_others and not TASKS[task].distils:
-        raise ConfigError(
-            f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. Use another method."
-        )
-
-
 def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
-    """Raise ConfigError if the network cannot be trained with a run's groups dealt out."""
     if spec.deals and run.method.partition != ():
         architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
 
@@ -87,12 +141,3 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
         if spec.outer(run) != (1, 0):
             why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
         raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
-
-
-def require_shares(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
-    """Raise ConfigError if the run deals out no units, and shares would have no effect."""
-    if not spec.groups(run, architecture):
-        raise ConfigError(
-            f"method.shares = {shown(run.method.shares)} with {spec.name}, which deals out no units here. Leave shares "
-            "out, or use ist."
-        )

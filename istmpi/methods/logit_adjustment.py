@@ -1,8 +1,7 @@
 """Adjusts logits for a rank's class frequencies (arXiv 2007.07314), which differ by rank (arXiv 2209.00189).
 
 A rank without adjustment raises the logits of its own frequent classes. In the loss, each class's logit therefore gets
-train.logit_adjustment times the log of the class's frequency on the rank. The rank then learns to distinguish classes,
-not their frequencies.
+train.logit_adjustment times the log of the class's frequency on the rank.
 """
 
 from __future__ import annotations
@@ -13,25 +12,13 @@ import numpy as np
 import torch
 
 from istmpi.data.batches import Batches
-from istmpi.errors import ConfigError
 from istmpi.exits import outputs_of
-from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
 """The value that replaces log(0): a class without examples on a rank has almost no effect on its losses."""
-
-
-def require_usable(strength: float, task: str, method: str) -> None:
-    if strength and not TASKS[task].one_class:
-        raise ConfigError(f"train.logit_adjustment = {strength:g} needs classes, which these data lack. Leave it out.")
-    if strength and method == "codistillation":
-        raise ConfigError(
-            f"train.logit_adjustment = {strength:g} does not go with codistillation, whose ranks also learn from each "
-            f"other's predictions. Leave it out, or use another method."
-        )
 
 
 class LogitAdjustment:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.code import module_of
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.settings import shown
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,7 @@ def optimizer_spec(settings: object) -> OptimizerSpec:
     """Return the optimizer of a run's settings. Raises ConfigError if its name or a setting does not fit."""
     for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
         cure = "Leave it out, or write it into optimizer.arguments of a class."
-        raise ConfigError(f"optimizer.{name} = {value} is for adam and adamw, not {settings.name}. {cure}")
+        raise ConfigError(f"optimizer.{name} = {shown(value)} is for adam and adamw, not {settings.name}. {cure}")
     if ":" in settings.name:
         return _of_a_class(settings)
     if settings.name == PROGRAM:

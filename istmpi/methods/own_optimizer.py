@@ -19,10 +19,9 @@ Make = Callable[[Any], torch.optim.Optimizer]
 class OwnOptimizer:
     """An optimizer and its schedule, given as functions. Every subnet gets a new optimizer.
 
-    ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps a pattern of
-    parameter names, such as ``*.bias``, to the options of these parameters; the first matching pattern counts.
-    ``schedule`` takes an optimizer and returns a `torch.optim.lr_scheduler`, which steps after every local step; a
-    `ReduceLROnPlateau` steps after every score instead.
+    ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps patterns of
+    parameter names, such as ``*.bias``, to options; the first matching pattern counts. ``schedule`` takes an optimizer
+    and returns a `torch.optim.lr_scheduler`. It steps after every local step, a `ReduceLROnPlateau` after every score.
     """
 
     def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):

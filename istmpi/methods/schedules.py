@@ -12,6 +12,7 @@ from math import cos, pi
 from typing import Any
 
 from istmpi.errors import ConfigError
+from istmpi.settings import shown
 
 COOL_DOWN, RISE = 0.2, 0.3
 """The last fraction of a run, in which warm-up-stable-decay falls, and the first, in which one-cycle rises."""
@@ -21,11 +22,12 @@ BEGIN, END = 25, 25e4
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule: a step's rate, a description in words, and the step by which a warm-up must be over."""
+    """A schedule: a step's rate, a description in words, the step by which a warm-up must be over, and settings."""
 
     rate: Callable[[Any, int, int], float]
     words: Callable[[Any, int], str]
     moves_at: Callable[[Any, int], int] = lambda settings, steps: steps
+    reads: tuple[str, ...] = ("least_lr",)
 
 
 def _falling(shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]) -> Schedule:
@@ -68,11 +70,13 @@ def _one_cycle(settings: Any, step: int, steps: int) -> float:
     return low + (high - low) * _half_cosine(part)
 
 
+_STEPS = "milestones", "decay"
+
 SCHEDULES = {
-    "constant": Schedule(lambda settings, step, steps: settings.lr, lambda settings, steps: ""),
+    "constant": Schedule(lambda settings, step, steps: settings.lr, lambda settings, steps: "", reads=()),
     "cosine": _falling(_half_cosine, "along a cosine", lambda settings, steps: settings.warm_up),
     "linear": _falling(lambda part: 1 - part, "in equal steps", lambda settings, steps: settings.warm_up),
-    "step": Schedule(_step, _step_in_words, lambda settings, steps: _falls(settings, steps)[0]),
+    "step": Schedule(_step, _step_in_words, lambda settings, steps: _falls(settings, steps)[0], (*_STEPS, "least_lr")),
     "warm-up-stable-decay": _falling(
         lambda part: 1 - part, "in equal steps", lambda settings, steps: steps - round(COOL_DOWN * steps)
     ),
@@ -94,6 +98,14 @@ def in_words(settings: Any, steps: int) -> str:
     return ", ".join(filter(None, (f"{settings.lr:g}", warm, SCHEDULES[settings.schedule].words(settings, steps))))
 
 
+def require_effective(settings: Any) -> None:
+    for name in {"least_lr", *_STEPS} - {*SCHEDULES[settings.schedule].reads}:
+        if (value := getattr(settings, name)) != getattr(type(settings), name):
+            raise ConfigError(
+                f"optimizer.{name} = {shown(value)} has no effect with schedule = {settings.schedule!r}. Leave it out."
+            )
+
+
 def require_usable(settings: Any, steps: int) -> None:
     warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
     if warm_up > steps:
@@ -104,7 +116,7 @@ def require_usable(settings: Any, steps: int) -> None:
     if warm_up > moves_at:
         raise ConfigError(
             f"optimizer.warm_up = {warm_up} goes beyond local step {moves_at:,} of {steps:,}, from which on schedule = "
-            f"{settings.schedule!r} moves the rate itself. Warm up over fewer."
+            f"{settings.schedule!r} moves the rate itself. {'Warm up over fewer' if moves_at else 'Leave warm_up out'}."
         )
     if settings.least_lr > settings.lr:
         raise ConfigError(f"optimizer.least_lr = {settings.least_lr:g} is above optimizer.lr = {settings.lr:g}.")

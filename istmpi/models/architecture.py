@@ -98,9 +98,9 @@ class Architecture:
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         """Return the factor of a sum over units of ``groups`` at the given lengths. It does not apply to a bias.
 
-        ``scale``: the factor of each group's contributions in the full network, 1 by default; usually the share of the
-        units that a subnet trains, as with dropout. A narrower network gets a larger factor, so that its sums are as
-        large as in the full network. Sums directly before a batch normalisation need no factor.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default; usually a subnet's share
+        of units, as with dropout. A narrower network gets a larger factor, so that its sums are as large. Sums directly
+        before a batch normalisation need no factor.
         """
         each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
         return prod(each, start=1.0)

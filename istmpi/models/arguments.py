@@ -106,9 +106,9 @@ def user_network(
 ) -> UserNetwork:
     """Return the network ``name``. Raises ConfigError if its settings do not fit, or if its code cannot be loaded.
 
-    ``outputs``: 0 if the data do not define it. ``example``: the inputs of a batch of the user's own task. For such a
-    task, settings may give shape, features and outputs. ``network``: the class. If None, the code of ``name`` is
-    run, unless the network's table is written by hand.
+    ``outputs``: 0 if the data do not define it. ``example``: a batch's inputs of the user's own task, for which
+    settings may give shape, features and outputs. ``network``: the class; None runs the code of ``name``, unless the
+    network's table is written by hand.
     """
     if name == "mlp" and (advice := TASKS[task].network):
         raise ConfigError(f"model.name = 'mlp' {advice}")

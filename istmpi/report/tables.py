@@ -98,7 +98,7 @@ FEW_UNITS, FEW_CHANNELS = 16, 256
 
 
 def too_narrow(network: Architecture, held: Holdings) -> str:
-    """Return a warning if the subnets of a deal are too narrow to learn well; else an empty text."""
+    """Return a warning if subnets are too narrow to learn well; else an empty text."""
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
@@ -112,8 +112,10 @@ def too_narrow(network: Architecture, held: Holdings) -> str:
             f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. {cure}, "
             "or use local-sgd."
         )
-    few = f"warning: a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet learns little. Use "
-    return f"{few}fewer ranks or more units." * (fewest < FEW_UNITS)
+    return (
+        f"warning: on {held.ranks} ranks, a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet "
+        "learns little. Use fewer ranks or more units."
+    ) * (fewest < FEW_UNITS)
 
 
 def _speed(row: Row) -> str:

@@ -22,12 +22,10 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
-from istmpi.engine.axes import narrowed
 from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
-from istmpi.exits import require_fitting
-from istmpi.methods import class_loss, limits, logit_adjustment, schedules, spec_of
+from istmpi.methods import limits, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.methods.own_optimizer import OwnOptimizer
@@ -119,30 +117,17 @@ class Prepared:
 
     def _plan(self, data: Dataset) -> None:
         run, self._sides = self.run, sides_of(self.run, data)
+        rank, ranks = self.communicator.rank, self.communicator.size
         phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
         for size in self.sizes.values():
-            require_fitting(run.train.exit_weights, size.architecture.exits, run.model.name)
+            data, network, examples = size.dataset, size.architecture, [size.batches.examples]
             for phase, _ in phases:
-                self._check(phase, size)
+                limits.require_usable(run, phase, data, network, ranks, [rank], examples, self.shares.of(0))
 
     @property
     def calibrated(self) -> bool:
         return self.calibrated_after == self.rounds_done
-
-    def _check(self, run: Run, size: Size) -> None:
-        name, network = run.method.name, size.architecture
-        spec = spec_of(name, "method.name =" if name == self.run.method.name else "method.finish =")
-        limits.require_wire(spec, run)
-        limits.require_trainable(spec, run, size.dataset.task, size.batches, network)
-        class_loss.require_usable(run.train, size.dataset.task, size.dataset.outputs)
-        logit_adjustment.require_usable(run.train.logit_adjustment, size.dataset.task, name)
-        schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(run, 1, size.batches.examples))
-        limits.require_room(spec, run, network, self.communicator.size)
-        if run.method.shares is not None and name == self.run.method.name:
-            limits.require_shares(spec, run, network)
-        first = spec.deal(run, network, self.communicator.size, 0, self.shares.of(0)).held(self.communicator.rank)
-        network.require_usable(narrowed(network.lengths, network.parameters, first))
 
     @property
     def architecture(self) -> Architecture:

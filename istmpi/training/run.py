@@ -37,10 +37,10 @@ def run_training(
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, the folder of a run, or ``auto`` for
-    this run's own folder, which may be empty; without it the folder must be new. Checkpoints newer than the resumed
-    checkpoint are renamed. The run stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and,
-    with ``signals``, on signals to the process; ``stop`` replaces these three. Returns None if nothing was left to do.
+    Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, a run's folder, or ``auto`` for this
+    run's own folder, which may be empty; without it the folder must be new. Newer checkpoints are renamed. The run
+    stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and, with ``signals``, on signals
+    to the process; ``stop`` replaces these three. Returns None if nothing was left to do.
 
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError after saving the result
     so far; OutputError if a result cannot be written.

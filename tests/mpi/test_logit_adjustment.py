@@ -7,8 +7,7 @@ from small import own_run, whole
 from torch.nn import functional
 
 from istmpi.errors import ConfigError
-from istmpi.methods.logit_adjustment import LogitAdjustment, require_usable
-from istmpi.tasks import REGRESSION
+from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.training.loop import Training
 
 BY_LABEL = {"data__placement": "by-label", "data__alpha": 0.2, "train__rounds": 2, "method__local_steps": 3}
@@ -42,6 +41,3 @@ def test_it_trains_with_every_method_and_stays_finite(comm, method):
 def test_what_it_is_not_for_is_refused(comm):
     with pytest.raises(ConfigError, match="codistillation"):
         Training(own_run(**BY_LABEL, method__name="codistillation", train__logit_adjustment=1.0), comm)
-    with pytest.raises(ConfigError, match="needs classes"):
-        require_usable(1.0, REGRESSION, "ist")
-    require_usable(0.0, REGRESSION, "codistillation")

@@ -15,7 +15,8 @@ from istmpi.data.batches import Batches, place
 from istmpi.data.images.split import transform, transformed
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods.class_loss import class_loss, require_usable
+from istmpi.methods.class_loss import class_loss
+from istmpi.methods.limits import require_classes
 from istmpi.models.arguments import user_network
 from istmpi.tasks import CLASSIFICATION, REGRESSION, Classification
 from istmpi.training.epochs import in_rounds
@@ -65,7 +66,7 @@ def test_a_test_split_is_held_out_by_the_seed(tmp_path):
 
     assert held("a.npz", 0) == held("b.npz", 0) != held("a.npz", 1)
     assert held("own.py:splits", 0) == held("own.py:splits", 0) != held("own.py:splits", 1)
-    for source, test in (("digits", 0.2), (str(tmp_path / "own.py:splits"), 0.0)):
+    for source, test in (("digits", 0.2), (str(tmp_path / "own.py:splits"), None)):
         with pytest.raises((ConfigError, DataError), match=r"has a test split. Leave|Training data alone"):
             opened(source, test=test)
 
@@ -90,12 +91,13 @@ def test_the_loss_of_classes_is_its_formula(weights):
 
 def test_a_loss_that_does_not_fit_is_refused():
     for settings, task, said in (
-        ({"class_weights": (1.0, 2.0)}, CLASSIFICATION, "must be balanced, or 3 numbers, not all 0"),
-        ({"class_weights": "even"}, CLASSIFICATION, "= even must be"),
+        ({"class_weights": (1.0, 2.0)}, CLASSIFICATION, r"= \[1.0, 2.0\] must be 'balanced' or a list of 3 numbers"),
+        ({"class_weights": "even"}, CLASSIFICATION, "= 'even' must be"),
+        ({"logit_adjustment": 1.0}, REGRESSION, "train.logit_adjustment = 1.0 is for classes"),
         ({"label_smoothing": 0.1}, REGRESSION, "train.label_smoothing = 0.1 is for classes"),
     ):
         with pytest.raises(ConfigError, match=said):
-            require_usable(Train(**settings), task, 3)
+            require_classes(Train(**settings), task, 3, "ist")
 
 
 def test_transforms_are_made_by_name_and_draw_by_the_key(monkeypatch):
@@ -137,6 +139,6 @@ def test_arguments_with_names_of_others_are_filled_in():
 
 
 def test_narrow_subnets_are_warned_of_in_one_line(istmpi_command):
-    for words, said in ((["--ranks", "512"], "a rank trains 1 of the 512 units"), (["--ranks", "4"], "")):
+    for words, said in ((["--ranks", "512"], "on 512 ranks, a rank trains 1 of the 512 units"), (["--ranks", "4"], "")):
         lines = [x for x in istmpi_command("train", "--dry-run", *words)[1].splitlines() if x.startswith("warning: ")]
         assert len(lines) == bool(said) and said in "".join(lines)

@@ -93,7 +93,7 @@ def test_graph_networks_train_on_bags_of_words_under_autocast(model):
         ({"hidden": [8, -3]}, r"model.hidden = \[8, -3\] must name at least one layer"),
         ({"hidden": [1.5]}, r"model.hidden = \[1.5\] must be a whole number, each\."),
         ({"hidden": "abc"}, "model.hidden = 'abc' must be a list\\."),
-        ({"hidden": True}, "model.hidden = True must be a list\\."),
+        ({"hidden": True}, "model.hidden = true must be a list\\."),
         ({"dropout": 1.0}, r"model.dropout = 1.0 must lie in \[0, 1\)\."),
         ({"aggregate_first": 3}, "model.aggregate_first = 3 must be true or false\\."),
     ],

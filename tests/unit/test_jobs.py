@@ -153,6 +153,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("folder", "--ranks", 99, "--", "digits", "--model", CONVNET), "channels1 has 32 units, but the run has 99"),
         (("folder", "--", "digits", "--model", f"{CONVNET}s"), "has no class ConvNets; did you mean ConvNet"),
         (("slurm", "digits", "--", "--finish", "loca-sgd:10%"), "method.finish = 'loca-sgd' is not known; did you"),
+        (("slurm", "digits", "--", "--set", "train.class_weights=[1,2]"), "or a list of 10 numbers, not all 0"),
         (("slurm", "digits", "--", "--finish", "local-sgd"), "must be a method and its share of the rounds"),
         (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
         (

@@ -14,6 +14,7 @@ from istmpi.cli.display import LiveView, TrainingDisplay
 from istmpi.cli.run_options import Showing
 from istmpi.comm import world
 from istmpi.evaluation.evaluator import Score
+from istmpi.report import tables
 from istmpi.training.progress import LastRound, Pace, Progress
 from istmpi.training.run import run_training
 from istmpi.units import duration
@@ -105,7 +106,7 @@ def ended(tmp_path, capsys, showing):
     return capsys.readouterr()
 
 
-def test_what_is_told_of_a_run(tmp_path, capsys):
+def test_what_is_told_of_a_run(tmp_path, capsys, monkeypatch):
     told = ended(tmp_path / "a", capsys, Showing())
     assert re.findall(r"^round (\S+)", told.out, re.M)[-1] == "3/3" and not told.err
     assert re.search(r"^time +\S+ s with evaluation and saving: .*compute \d+%.*; loading took \S+ s$", told.out, re.M)
@@ -114,6 +115,8 @@ def test_what_is_told_of_a_run(tmp_path, capsys):
     told = ended(tmp_path / "c", capsys, Showing("none"))
     assert "round 3/3" not in told.out and "accuracy" in told.out
     assert ended(tmp_path / "d", capsys, Showing(quiet=True)) == ("", "")
+    monkeypatch.setattr(tables, "too_narrow", lambda *_: "warning: 8 units")
+    assert ended(tmp_path / "e", capsys, Showing(quiet=True)) == ("", "warning: 8 units\n")
 
 
 @pytest.mark.parametrize("epochs, passes", [(1, "1 pass"), (2, "2 passes")])

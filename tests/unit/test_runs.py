@@ -41,7 +41,7 @@ def test_du_counts_what_is_allotted(runs, monkeypatch):
     }  # fmt: skip
     assert facts["done"]["bytes"] >= 3 * 512 and "3 runs" in call("du")
     monkeypatch.setenv("ISTMPI_RUNS", "nowhere")
-    with pytest.raises(DataError, match="nowhere: there is no such folder"):
+    with pytest.raises(DataError, match="nowhere is not a folder. Train"):
         call("du")
 
 

@@ -197,7 +197,6 @@ def check(
     """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build users' networks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
-    from istmpi.cost import phase_costs
     from istmpi.methods import spec_of
 
     with click.Context(istmpi) as context:
@@ -209,12 +208,12 @@ def check(
     run = resolve(given.pop("run"), given.pop("assignments"), given)
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
-    planned = described(run, None)
+    planned = described(run, None, ranks=ranks)
     methods = given["methods"].split(",") if verb == "compare" else [planned.run.method.name]
     for name in methods:
         if verb == "compare":
             spec_of(name, "--methods:")
-        phase_costs(planned.run.override({"method.name": name}), planned.architecture, ranks)
+        planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
 
 

@@ -26,13 +26,15 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        from istmpi.cli.networks import described_on_all_ranks, require_dealable
-        from istmpi.cost import cost
+        from istmpi.cli.networks import described_on_all_ranks
+        from istmpi.methods import limits, spec_of
 
         resolved = resolve(run, assignments, given)
     planned = described_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
-        require_dealable(planned.run, planned.architecture, cost(planned.run, planned.architecture, communicator.size))
+        spec, network = spec_of(planned.run.method.name), planned.architecture
+        limits.require_dealable(spec, planned.run, network)
+        limits.require_subnets(network, spec.deal(planned.run, network, communicator.size, 0), [communicator.rank])
 
     from istmpi.training.measure import measure
 

@@ -73,7 +73,7 @@ def rm(folders: tuple[str, ...], yes: bool) -> None:
 def _runs_in(folder: Path) -> Iterator[Path]:
     """Yield the runs in a folder, or the folder if it is a run itself. A comparison counts as one run."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder. Train a run, or correct ISTMPI_RUNS.")
+        raise DataError(f"{folder} is not a folder. Train a run, or correct ISTMPI_RUNS.")
     for path, folders, files in os.walk(folder):
         folders.sort()
         if {*MARKS} & {*files}:

@@ -116,7 +116,7 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
         splits = {SPLITS[0]: splits}
     if not isinstance(splits, Mapping) or not needed <= splits.keys() <= {*SPLITS}:
         what = f"it returns {str(splits)[:80]} instead of (train, test) or a dict of {', '.join(SPLITS)}"
-        raise DataError(f"--data {source}: {what}. Training data alone: data.test = 0.1 holds some out.")
+        raise DataError(f"--data {source}: {what}. Training data alone: --test 0.1 (for mlp, also give classes).")
     for split, dataset in splits.items():
         counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if not counted or isinstance(dataset, IterableDataset):

@@ -48,9 +48,9 @@ def read_inputs(
 ) -> Iterator[Block]:
     """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
 
-    ``resize`` resizes images to ``shape``. ``skipped`` is called with an unreadable file's name and the reason.
-    ``label``: the column of a table to leave out. ``reading``: the conventions of the training data; ``header`` and
-    ``delimiter`` override them. Raises DataError.
+    ``resize``: resize images to ``shape``. ``skipped`` is called with an unreadable file's name and the reason.
+    ``label``: a table's column to leave out. ``reading``: the training data's conventions, overridden by ``header`` and
+    ``delimiter``. Raises DataError.
     """
     reading, path, count = reading or {}, Path(source), 0
     name = path.name.lower()

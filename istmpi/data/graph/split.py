@@ -75,9 +75,8 @@ class GraphSplit(Split):
     """The nodes of a graph's split, in batches; ``how`` is full, clusters or neighbours.
 
     A batch of n nodes has three inputs: features ``[n, features]``, offsets ``[n + 1]``, and the nodes' joined lists of
-    neighbours, which name neighbours by their row in the batch. List i begins at offset i and ends at offset i + 1.
-    Targets are the labels of the nodes, but `OFF` for nodes that are not scored: outside the split or, with neighbours,
-    outside ``indices``.
+    neighbours, by row in the batch. List i runs from offset i to offset i + 1. Targets are the nodes' labels, but `OFF`
+    for nodes that are not scored: outside the split or, with neighbours, outside ``indices``.
     """
 
     graph: Graph

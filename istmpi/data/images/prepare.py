@@ -62,10 +62,10 @@ def image_decoder(
 ) -> Callable[[str, bytes], np.ndarray]:
     """Return a function of a file's name and content that returns pixels ``[channels, height, width]`` uint8.
 
-    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to ``size``. All images must
-    have the size in ``like`` (a name for messages, and a size) or, if None, of the first image. The function adds
-    images' modes to ``modes``. It raises BadFileError for an unreadable image, and DataError for colour in grey data
-    or, ending in ``cure``, another size.
+    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must have
+    the size in ``like`` (a name and a size) or, if None, of the first image. The function adds images' modes to
+    ``modes``. Raises BadFileError for an unreadable image; DataError for colour in grey data or, ending in ``cure``,
+    another size.
     """
 
     def decode(name: str, content: bytes) -> np.ndarray:

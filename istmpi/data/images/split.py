@@ -17,6 +17,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.dense.split import DenseSplit
 from istmpi.data.moments import OFFSETS, Normalisation
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.settings import shown as as_typed
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
@@ -196,7 +197,7 @@ def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
     name, value = next((name, value) for name, value in vars(augmentation).items() if value)
-    train = _require_images(data, f"data.{name} = {value}")
+    train = _require_images(data, f"data.{name} = {as_typed(value)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
         if (value := getattr(augmentation, name)) >= side:
