@@ -114,7 +114,7 @@ class Comparison:
         rows = []
         for group in self.groups:
             for target in self.targets:
-                row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.ranks for curve in group.curves})}
+                row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.on for curve in group.curves})}
                 row |= {"target": target, "repeats": len(group.curves)}
                 row["reached"] = self.to_target(group, "seconds", target).reached
                 for figure in FIGURES:
@@ -249,7 +249,7 @@ WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate
 
 def facts(curve: Curve) -> dict[str, Any]:
     settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
-    return settings | ({"ranks": curve.ranks} if curve.ranks else {})
+    return settings | ({"ranks": curve.on} if curve.on else {})
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:

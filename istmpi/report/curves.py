@@ -4,8 +4,9 @@ Runs of istmpi record the curve in their folders; other programs write a ``curve
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
 from istmpi.foreign import Fields, plain_value, printable
 from istmpi.record import CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
+from istmpi.report.styles import PHASES
 
 FILE = "curve.json"
 FORMAT = "istmpi curve"
@@ -49,6 +51,16 @@ class Curve:
     """A fingerprint of the training data; empty if unknown."""
     test: float | None = None
     """The last score on the test split if the points are on the validation split; else None."""
+    jobs: tuple[tuple[int, float], ...] = ()
+    """The ranks of each part of a resumed run, and the bytes that they sent; empty if the ranks did not change."""
+
+    @property
+    def on(self) -> int | str | None:
+        return ", then ".join(str(ranks) for ranks, _ in self.jobs) or self.ranks
+
+    @property
+    def sent_by_a_rank(self) -> float:
+        return sum(sent / ranks for ranks, sent in self.jobs or [(self.ranks, self.points[-1].bytes)])
 
     def save(self, path: Path) -> None:
         with appearing(path) as file:
@@ -113,22 +125,39 @@ def _of_run(folder: Path) -> Curve:
     elif not summary and done < rounds:
         problem = f"not finished: {done} of {rounds} rounds"
     key = "validation_score" if any("validation_score" in line for line in lines) else "score"
+    scored = [line for line in lines if key in line]
     tested = [line for line in lines if "score" in line] if key != "score" else []
     records = [*filter(None, [summary]), *lines[-1:], *filter(None, [failure])]
     return Curve(
         run.method.name,
-        _points([(line, line.figure(key)) for line in lines if key in line], str(folder)),
+        _points([(line, line.figure(key)) for line in scored], str(folder)),
         run.train.seed,
         next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
         next((record.text("score_name") for record in records if "score_name" in record), ""),
         run.name,
-        summary.figures("seconds", 0) if summary and "seconds" in summary else {},
+        _phases(summary.figures("seconds", 0), lines) if summary and "seconds" in summary else {},
         run.flat(),
         problem,
         source=printable(str(folder)),
         data=printable(summary.text("data")) if summary and "data" in summary else "",
         test=tested[-1].figure("score") if tested else None,
+        jobs=_jobs(lines[: lines.index(scored[-1]) + 1] if scored else ()),
     )
+
+
+def _phases(last_job: Mapping[str, float], lines: Sequence[Fields]) -> dict[str, float]:
+    """Return the seconds by phase of all jobs; of times outside rounds, only those of the last."""
+    phases = dict.fromkeys(PHASES, 0.0) | last_job
+    for name, spent in phases.items():
+        key = f"{name.replace('-', '_')}_seconds"
+        phases[name] = max(spent, sum(line.figure(key) for line in lines if key in line))
+    return {name: spent for name, spent in phases.items() if spent}
+
+
+def _jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
+    known = (line for line in lines if "ranks" in line)
+    parts = [(ranks, [*its][-1].figure("bytes", 0)) for ranks, its in groupby(known, lambda it: it.whole("ranks", 1))]
+    return tuple((ranks, end - start) for (ranks, end), (_, start) in zip(parts, [(0, 0), *parts]) if parts[1:])
 
 
 def _load(path: Path) -> Curve:

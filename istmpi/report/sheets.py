@@ -104,7 +104,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     ends = [[(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups]
     rounds = [[point.round for _, point in its] for its in ends]
     speed = [Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds)) for its in ends]
-    sent = [Spread(tuple(point.bytes / curve.ranks for curve, point in its if curve.ranks)) for its in ends]
+    sent = [Spread(tuple(curve.sent_by_a_rank for curve, _ in its if curve.ranks)) for its in ends]
     final = [comparison.final(group) for group in groups]
     alike = len({spread for each in rounds for spread in each}) == 1
     nothing: frozenset[int] = frozenset()
@@ -126,7 +126,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
             best_of(final, comparison.higher_is_better),
         ),
         "rounds": (map(_each, rounds), nothing),
-        "ranks": ([_each([curve.ranks for curve in group.curves if curve.ranks]) for group in groups], nothing),
+        "ranks": ([_each([curve.on for curve in group.curves if curve.on]) for group in groups], nothing),
         "training time": ended("seconds"),
         "examples a second": (cells(speed, number), best_of(speed, higher=True)),
         "sent by all ranks": ended("bytes"),
@@ -136,7 +136,7 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     return Sheet("Final figures", "", columns, made, tuple(best for _, best in rows.values()))
 
 
-def _each(values: Sequence[int]) -> str:
+def _each(values: Sequence[object]) -> str:
     return " or ".join(map(str, dict.fromkeys(values)))
 
 

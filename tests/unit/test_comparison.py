@@ -292,6 +292,19 @@ def test_a_folder_of_runs_is_read_and_what_is_not_finished_says_so(tmp_path):
     assert [curve.ranks for group in found.groups for curve in group.curves] == [2, 2, 2]
 
 
+def test_a_run_that_resumed_on_other_ranks_counts_each_job(tmp_path):
+    made = RunFolder(leave_run(tmp_path / "a", rounds=6))
+    for round, ranks in ((5, 4), (6, 2)):
+        line = {"round": round, "seconds": 2.0 * round, "bytes": 100 * round, "examples": 256 * round, "loss": 1.0}
+        made.append(line | {"ranks": ranks, "score": 0.9, "compute_seconds": 5.0, "all_reduce_seconds": 1.0})
+    (run,) = read_curves([tmp_path])
+    (line,) = compare([run], [0.7]).rows()
+    ends = dict({sheet.title: sheet for sheet in sheets(compare([run]))}["Final figures"].rows)
+    assert ends["ranks"] == ("2, then 4, then 2",) and line["ranks"] == "2, then 4, then 2"
+    assert run.sent_by_a_rank == 40 / 2 + 460 / 4 + 100 / 2 and ends["sent by a rank"] == ("185 B",)
+    assert run.phases == {"compute": 10.0, "all-reduce": 2.0}
+
+
 def test_a_curve_of_another_program_is_read_back_as_it_was_written(tmp_path):
     made = curve("torch-ddp", FAST, 3, phases={"compute": 1.0}, source="elsewhere")
     made.save(tmp_path / "curve.json")
