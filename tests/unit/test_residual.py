@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
 from istmpi.cost import cost
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
@@ -63,11 +64,21 @@ def test_blocks_of_one_list_belong_to_one_width():
         cost(run, network, 2)
 
 
+@pytest.mark.parametrize("axes, few", [("(base many)", ""), ("(base many) many base", "2 of the 16 units of base")])
+def test_a_narrow_subnet_is_told_by_its_channels(axes, few):
+    held = SimpleNamespace(groups=("base",), ranks=8, parts=[SimpleNamespace(lengths={"base": 2})])
+    parameters = {"weight": Parameter(Pattern.parse(axes))}
+    table = SimpleNamespace(residual={})
+    network = SimpleNamespace(blocks={}, lengths={"base": 16, "many": 24}, parameters=parameters, table=table)
+    assert few in too_narrow(network, held) and bool(few) == bool(too_narrow(network, held))
+
+
 def test_a_residual_stream_alone_needs_another_argument_or_another_deal():
     held = SimpleNamespace(groups=("base",), ranks=2, parts=[SimpleNamespace(lengths={"base": 8})])
     for groups, cure in (("base",), "Give the class an argument"), (("base", "inner"), "Deal out a width inside"):
         table = SimpleNamespace(residual={"base": "stem and end"})
-        network = SimpleNamespace(groups=groups, blocks={}, lengths={"base": 16}, table=table)
+        parameters = {"weight": Parameter(Pattern.parse("base"))}
+        network = SimpleNamespace(groups=groups, blocks={}, lengths={"base": 16}, table=table, parameters=parameters)
         assert f"subnets learn little. {cure}" in too_narrow(network, held)
 
 
