@@ -7,7 +7,7 @@ arguments are the source's options. ``read`` raises ConfigError or DataError.
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.archive import Archive
-from istmpi.data.decoder import Decoder, Note
+from istmpi.data.decoder import Decoder, Note, first_of
 from istmpi.data.dense import arrays, speech, tables
 from istmpi.data.graph import prepare as graph
 from istmpi.data.images import prepare as images
@@ -86,7 +86,7 @@ def prepare(
     with Decoder(target.parent, progress, max_bad) as decoder:
         material, notes = read(archive, decoder, **options), decoder.notes
         write(material, target, force, notes.reading, progress)
-    for line in archive.passed_over():
+    for line in [*archive.passed_over(), *_absent(material)]:
         notes.leave_out(line)
     return Report(
         target=target,
@@ -98,6 +98,12 @@ def prepare(
         **{name: getattr(material, name) for name in ("task", "shape", "classes", "counts", "skipped", "facts")},
         **vars(notes),
     )
+
+
+def _absent(material: Material) -> Iterator[str]:
+    there = {*material.datasets["test/y"]} if TASKS[material.task].one_class else range(material.outputs)
+    if absent := [name for code, name in enumerate(material.classes or ()) if code not in there]:
+        yield f"the test split has no example of {first_of(absent)}"
 
 
 def _of_class(material: Material) -> tuple[int, ...] | None:

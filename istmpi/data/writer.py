@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -130,5 +131,5 @@ def check_target(target: Path, force: bool) -> None:
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
         raise OutputError(f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first.")
-    if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{target}: cannot be written ({target.parent} is not writable). Choose another folder.")
+    with writing(target), TemporaryFile(dir=target.parent):
+        pass

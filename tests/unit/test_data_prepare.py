@@ -94,6 +94,8 @@ def test_the_target_is_checked_before_the_work(tmp_path):
     assert len(open_prepared(tmp_path / "data.h5").train) == 20
     with pytest.raises(OutputError, match="the folder .* does not exist"):
         prepare("arrays", tmp_path / "input", tmp_path / "nowhere" / "data.h5")
+    with pytest.raises(OutputError, match="/proc/data.h5: cannot be written"):
+        prepare("arrays", tmp_path / "input", "/proc/data.h5")
 
 
 @pytest.mark.parametrize("size", ["12k", "400k", "1200k"])

@@ -228,7 +228,8 @@ def test_splits_have_one_form(tmp_path, table):
     table("", "data/readme.md")
     report = prepare("csv", tmp_path / "data", tmp_path / "out.h5")
     assert report.counts == {"train": 2, "test": 1, "validation": 1}
-    assert [note.text for note in report.left_out] == ["1 file not read: 1 .md; such as readme.md"]
+    absent = "the test split has no example of 0"
+    assert [note.text for note in report.left_out] == ["1 file not read: 1 .md; such as readme.md", absent]
     table("1,2,3\n", "data/other.test.csv")
     table("1,2,3\n", "data/Test.tsv")
     with pytest.raises(DataError, match="Test.tsv and test.csv are both for test"):
