@@ -64,7 +64,8 @@ class Run:
         if not is_file(path):
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
-            near = did_you_mean(name_or_path, shipped())
+            files = [*map(str, Path(name_or_path).parent.glob("*.toml"))] if name_or_path.endswith(".toml") else []
+            near = did_you_mean(name_or_path, files or shipped())
             raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
             tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")

@@ -75,7 +75,9 @@ def open_dataset(
     if not path.exists():
         raise DataError(f"data {path} does not exist{_nearest(path)}")
     if not path.is_file():
-        cure = " Use istmpi prepare (images, audio, ...)." * path.is_dir()
+        from istmpi.data.prepare import KINDS  # it loads all readers
+
+        cure = f" Use istmpi prepare ({', '.join(KINDS)})." * path.is_dir()
         raise DataError(f"data {path} is {kind_of(path)}; it must be a file.{cure}")
     if path.suffix == ".npz":
         return open_npz(path, test)

@@ -136,7 +136,9 @@ def user_network(
         if fact := DATA_ARGUMENTS.get(setting):
             raise ConfigError(f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out.")
         if setting not in defaults:
-            raise ConfigError(f"{name}: unknown setting model.{setting}{did_you_mean(setting, defaults, 'model.')}")
+            option = " (--hidden)" * (setting == "hidden")
+            near = did_you_mean(setting, defaults, "model.")
+            raise ConfigError(f"{name}: unknown setting model.{setting}{option}{near}")
     values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
     for argument, value in values.items():
         if value is _MISSING:

@@ -118,7 +118,11 @@ class UserNetwork:
         except BaseException as error:
             shown = _listed({name: arguments[name] for name in self.settings})
             changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
-            cure = f"Its defaults: {_listed(changed)}" if changed else "Correct it, or give other arguments"
+            cure = (
+                f"Its default{'s' * (len(changed) > 1)}: {_listed(changed)}"
+                if changed
+                else "Correct it, or give other arguments"
+            )
             raise self.refused(
                 f"its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
             ) from error
@@ -235,8 +239,11 @@ class UserNetwork:
             place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != expected:
-                loss = ". Pass its loss to istmpi.with_loss instead of returning it"
-                cure = loss if shape == () else ". Let its outputs follow from the argument outputs or num_classes"
+                cure = ". Pass its loss to istmpi.with_loss instead of returning it"
+                if shape != ():
+                    own = next((name for name, value in self.settings.items() if value == shape[-1]), "NAME")
+                    cure = ". Let its outputs follow from the argument outputs or num_classes, or from one of its own: "
+                    cure += f"--set model.{own}={self.outputs}"
                 raise self.refused(
                     f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
                 )

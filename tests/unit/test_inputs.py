@@ -146,7 +146,7 @@ def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
         (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; name the array"),
         (lambda path: (path / "x.npz").write_bytes(b"PK nonsense"), "arrays", "cannot be read as a NumPy file"),
         (lambda path: (path / "x.h5").write_text("text"), "arrays", "is not an HDF5 file"),
-        (lambda path: (path / "x.wav").write_text("text"), "arrays", "this network takes 4 numbers; give a .csv"),
+        (lambda path: (path / "x.wav").write_text("text"), "arrays", "this network takes 2 x 2 numbers; give a .csv"),
         (lambda path: (path / "x").mkdir(), "speech", "has no files"),
         (lambda path: make_images(path / "x"), "speech", "holds no .wav"),
         (lambda path: None, "speech", "does not exist"),
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, make, kind, message):
     make(tmp_path)
     made = next(tmp_path.iterdir(), tmp_path / "nothing.wav")
     with pytest.raises(DataError) as refused:
-        read(made, kind, (4,))
+        read(made, kind, (2, 2) if kind == "arrays" else (4,))
     assert message in str(refused.value) and "\n" not in str(refused.value)
     assert made.name in str(refused.value)
 

@@ -79,7 +79,8 @@ def read_inputs(
         decode = images.image_decoder(pillow, mode, "Give --resize.", set(), size, like)
         blocks = _of_files(path, images.ENDINGS, decode, nullcontext, images.MOST_BYTES, skipped)
     else:
-        raise DataError(f"{path}: this network takes {prod(shape)} numbers; give a .csv, .npz, .npy or a prepared .h5.")
+        takes = " x ".join(map(str, shape))
+        raise DataError(f"{path}: this network takes {takes} numbers; give a .csv, .npz, .npy or a prepared .h5.")
     for names, x in blocks:
         require_finite(x, "input example", source, count)
         count += len(x)
