@@ -241,9 +241,9 @@ class UserNetwork:
             if shape != expected:
                 cure = ". Pass its loss to istmpi.with_loss instead of returning it"
                 if shape != ():
-                    own = next((name for name, value in self.settings.items() if value == shape[-1]), "NAME")
-                    cure = ". Let its outputs follow from the argument outputs or num_classes, or from one of its own: "
-                    cure += f"--set model.{own}={self.outputs}"
+                    argument = next((name for name, value in self.settings.items() if value == shape[-1]), "NAME")
+                    cure = ". Name the argument that sets them outputs or num_classes, or give "
+                    cure += f"--set model.{argument}={self.outputs}"
                 raise self.refused(
                     f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
                 )

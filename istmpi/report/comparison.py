@@ -15,7 +15,7 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""How much more error the default targets allow than the best score that all runs reach, as shares of its error."""
+"""The additional error of each default target, as a share of the error of the best score that all runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 

@@ -155,8 +155,10 @@ def _phases(last_job: Mapping[str, float], lines: Sequence[Fields]) -> dict[str,
 
 
 def _jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
-    known = (line for line in lines if "ranks" in line)
-    parts = [(ranks, [*its][-1].figure("bytes", 0)) for ranks, its in groupby(known, lambda it: it.whole("ranks", 1))]
+    """Return ranks and bytes of each part of a run with an unchanged number of ranks; nothing for a single part."""
+    counted = (line for line in lines if "ranks" in line)
+    by_ranks = groupby(counted, lambda line: line.whole("ranks", 1))
+    parts = [(ranks, [*group][-1].figure("bytes", 0)) for ranks, group in by_ranks]
     return tuple((ranks, end - start) for (ranks, end), (_, start) in zip(parts, [(0, 0), *parts]) if parts[1:])
 
 

@@ -108,7 +108,10 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
             ["train", "--label-smoothing", "0.1"],
             "no option --label-smoothing; it is --set train.label_smoothing=VALUE.",
         ),
-        (["train", "--data", "/", "--dry-run"], "data / is a folder; it must be a file. Use istmpi prepare (speech, images, idx,"),
+        (
+            ["train", "--data", "/", "--dry-run"],
+            "data / is a folder; it must be a file. Use istmpi prepare (speech, images, idx,",
+        ),
         (
             ["export", "/usr", "--to", "torch"],
             "/usr is a folder. Give a file in it; list them: istmpi checkpoint ls /usr",
