@@ -133,9 +133,7 @@ class Distributed:
             self._take_scores_up()
             self.streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
-                self.note(
-                    "batch normalisations: call job.evaluate with calibrate=, training data, before save or export."
-                )
+                self.note("batch normalisations: before save or export, call job.evaluate with calibrate=loader.")
             training.stop.settle(self.communicator.allgather(training.stop.asked() and training.stop.reason))
             goes_on = self._goes_on()
             while goes_on:
