@@ -19,7 +19,7 @@ from istmpi.comm import mpi, objects
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
 from istmpi.comm.whereabouts import Whereabouts
-from istmpi.errors import IstmpiError
+from istmpi.errors import IstmpiError, UserError
 from istmpi.foreign import past_a_limit
 
 T = TypeVar("T")
@@ -195,6 +195,8 @@ class Communicator:
         failed = [rank for rank, error in enumerate(by_rank) if error is not None]
         if failed:
             first = by_rank[failed[0]]
+            if not isinstance(first, IstmpiError):
+                raise UserError(f"rank {failed[0]} made another call than rank {self.rank}; all must make the same.")
             if len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True

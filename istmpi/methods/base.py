@@ -74,7 +74,7 @@ class Method(ABC):
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
         self._losses: list[torch.Tensor] = []
-        self._seconds_a_step = math.inf
+        self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
@@ -149,13 +149,13 @@ class Method(ABC):
                     break
                 yield local_step
                 self.after_update(local_step + 1)
-                self._seconds_a_step = (time.perf_counter() - began) / (local_step + 1)
+                self.seconds_a_step = (time.perf_counter() - began) / (local_step + 1)
         self._agree(number, complete)
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
         """Return True if a stop is asked for and steps from ``local_step`` on take over `finished_within` seconds."""
-        return self.job.stop.asked() and (steps - local_step) * self._seconds_a_step > self.finished_within
+        return self.job.stop.asked() and (steps - local_step) * self.seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""

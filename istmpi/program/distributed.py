@@ -89,6 +89,7 @@ class Distributed:
         self.streams = Streams(self.communicator, self.run.train.seed, self.note)
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
+        self._folder: Any = None
         self._guard: Any = None
         self._scoring = Scoring(self, self.training)
         self._made = made
@@ -124,26 +125,24 @@ class Distributed:
         watch = watch or (Printing() if self.communicator.rank == 0 else None)
         resumed = str(resume or "")
         with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
-            training, record = recording
-            self.run, self.summary = run, None
+            training, self._folder, record = recording
+            self.run, self.summary, self._scores = run, None, {}
             if record is None:
                 return
-            self._record, loaders = record, record.folder / "loaders"
+            self._record, loaders = record, self._folder.path / "loaders"
             self._take_scores_up()
             self.streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
-                self.note(
-                    "the network has batch normalisations: evaluate, save and export need a job.evaluate with "
-                    "calibrate=, a loader of training data."
-                )
-            while not (training.done or training.stop.reason):
-                self._together(f"round {training.rounds_done + 1}")
+                self.note("batch normalisations: before save or export, call job.evaluate with calibrate=loader.")
+            training.stop.settle(self.communicator.allgather(training.stop.asked() and training.stop.reason))
+            goes_on = self._goes_on()
+            while goes_on:
                 self.streams.begin_round()
                 self._round = Round(self, training)
                 try:
                     yield self._round
                 except GeneratorExit:
-                    # an exception, which nothing shows yet, leaves the loop at another instruction than a break does
+                    # an exception, not visible yet, leaves the loop at another instruction than a break
                     loop = inspect.currentframe().f_back
                     if loop and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER"):
                         self.note(
@@ -151,17 +150,22 @@ class Distributed:
                             "job.end()."
                         )
                     raise
-                if not self._round.finished():
+                finished, goes_on = self._round.finished(), self._goes_on()
+                if not finished:
                     self.streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
                     break
                 record.add(training.progress(self._scores.get(training.rounds_done)))
                 if training.checkpoint_due or training.stop.reason or training.done:
                     self.streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
-            self._together("the end of the rounds")
             if training.done and network and not self._scoring.calibrated_again():
                 self.note("the network is saved without moments of batch normalisation; evaluate it first.")
             self.summary = record.end(network)
+
+    def _goes_on(self) -> bool:
+        ends = self.training.done or self.training.stop.reason
+        self._together("the end of the rounds" if ends else f"round {self.training.rounds_done + 1}")
+        return not ends
 
     def _take_scores_up(self) -> None:
         training, lines = self.training, self.metrics()
@@ -189,12 +193,12 @@ class Distributed:
     ) -> Any:
         """Return the mean of ``score(module, batch)`` over a loader's examples, for the full network. Collective.
 
-        ``score`` returns a mean over the batch's examples, as a number or a dict of numbers, or a pair: a sum over
-        examples, and their number. A batch has as many examples as its first tensor has rows. ``calibrate``: a loader
-        whose first batch on each rank gives the moments of batch normalisations; later calls use it again.
-        ``same_loader``: each of P ranks takes every P-th batch; otherwise each rank takes all batches of its loader.
-        All ranks return the same result. The record has it as ``name``, or under the keys of a dict.
-        ``higher_is_better``: the direction for `istmpi report`; it counts for the first score of a dict.
+        ``score`` returns a mean over the batch's examples, a pair (a sum, a number of examples) or a dict of these.
+        A batch has as many examples as its first tensor has rows. ``calibrate``: a loader whose first batch on each
+        rank gives the moments of batch normalisations; later calls use it again.
+        ``same_loader``: each of P ranks takes every P-th batch; otherwise each takes all batches of its loader.
+        All ranks return the same result. The record has it as ``name``, or under the keys of a dict. A round's first
+        score is the run's; ``higher_is_better`` is its direction for `istmpi report`.
 
         Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not finite.
         """
@@ -202,13 +206,18 @@ class Distributed:
             raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
-        first = next(iter(means))
-        self.training.score_name = (first or name) + LOWER * (not higher_is_better)
-        more = {key: value for key, value in means.items() if key != first} or None
-        scored = Score(float("nan"), means[first], self._scoring.examples, more=more)
-        self._scores = {self.training.rounds_done: scored}
-        if self._made and self.training.rounds_done:
-            self._made.scores[self.training.method.first_step(self.training.rounds_done)] = scored.score
+        named, done = {key or name: value for key, value in means.items()}, self.training.rounds_done
+        before, examples = self._scores.get(done), self._scoring.examples
+        if not before:
+            self.training.score_name = next(iter(named)) + LOWER * (not higher_is_better)
+        first = self.training.score_name.removesuffix(LOWER)
+        if before:
+            examples = examples if first in named else before.examples
+            named = {first: before.score, **(before.more or {}), **named}
+        scored = Score(float("nan"), named.pop(first), examples, more=named or None)
+        self._scores = {done: scored}
+        if self._made and done:
+            self._made.scores[self.training.method.first_step(done)] = scored.score
         if self.summary:
             self.summary = self._record.add_score(scored)
         return means.get("", means)
@@ -270,15 +279,15 @@ class Distributed:
         }
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return a dict for each completed round, as in metrics.jsonl, also for rounds before resuming. Collective."""
+        """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over. Collective."""
         self._together("metrics")
         with self.communicator.agreed():
-            lines = self._record.metrics() if self._record and self.communicator.rank == 0 else []
+            lines = self._folder.metrics() if self._folder and self.communicator.rank == 0 else []
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
         """Raise ConfigError on every rank if ranks are in different calls. Collective."""
-        calls = self.communicator.allgather(call)
+        calls = [each if type(each) is str else "another" for each in self.communicator.allgather(call)]
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
             raise ConfigError(

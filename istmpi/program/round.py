@@ -35,6 +35,7 @@ class Round:
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
         self._parts, self._losses, self._averaged = 1, [], False
+        self._method.seconds_a_step = 0.0  # no rank leaves before all took a loader
         self._advance()
 
     @property
@@ -70,9 +71,8 @@ class Round:
         """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose gradients `step` adds up.
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
-        loop itself draws from global generators of Python or NumPy are then not repeatable. ``local``: True if each
-        rank has its own data set. The loader makes the batches; `istmpi.program.streams.Stream` says which of them a
-        rank gets.
+        loop draws from Python or NumPy then do not repeat. ``local``: True if each rank has its own data set.
+        `istmpi.program.streams.Stream` says which batches a rank gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
@@ -97,7 +97,7 @@ class Round:
         return divmod(self._step, batches.in_a_pass)
 
     def steps(self) -> Iterator[int]:
-        """Yield the number of each local step, from 0; the body of the loop must take the step."""
+        """Yield the number of each local step, from 0; the loop's body must take it."""
         while not self._over:
             yield self._local_step
             if not self._taken:
@@ -115,6 +115,7 @@ class Round:
         Raises ConfigError if the loss is not one number or has no gradient.
         """
         self._require_loss(loss)
+        self._require_next()
         noted = loss.detach().reshape(()) if loss.ndim else loss.detach()
         if self._parts > 1:
             self._losses.append(noted)
@@ -184,15 +185,18 @@ class Round:
             self._job.guard(self.module, self._look_at)
 
     def _update(self, closure: None = None) -> None:
-        self._require_under_way()
-        if self._taken:
-            raise self._error(f"local step {self._local_step + 1} was taken twice; take the next batch first")
+        self._require_next()
         method = self._method
         if closure is not None:
             raise self._error("round.optimizer.step takes no closure: compute the loss once, and call loss.backward()")
         self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
         self._taken = True
+
+    def _require_next(self) -> None:
+        self._require_under_way()
+        if self._taken:
+            raise self._error(f"local step {self._local_step + 1} was taken twice; take the next batch first")
 
     def _require_under_way(self) -> None:
         if self._over:

@@ -37,7 +37,7 @@ class Scoring:
     ) -> dict[str, float]:
         """Return each score's mean by its name ("" for a single score). Errors are as for `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
-        full, sums, count = training.evaluator.network, {}, 0
+        full, sums = training.evaluator.network, {}
         with training.clock("evaluate"):
             training.method.publish()
             if calibrate is not None and training.architecture.batch_norms:
@@ -53,17 +53,16 @@ class Scoring:
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
                     returned = score(full.module, self._here(batch))
-                    values, rows = _sums_of(returned, examples_in(batch))
-                    if count and not isinstance(returned, tuple):
+                    named = returned if isinstance(returned, Mapping) else {"": returned}
+                    values = {name: _sum_of(value, examples_in(batch)) for name, value in named.items()}
+                    if sums and tuple not in map(type, named.values()):
                         self._look_at(batch)
-                    count += rows
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
-                    for key, value in values.items():
-                        sums[key] = sums.get(key, 0.0) + value
+                    sums = {key: sums.get(key, 0.0) + value for key, value in values.items()}
             full.finish()
             full.release()
-            return self._over_ranks(sums, count)
+            return self._over_ranks(sums)
 
     def _here(self, batch: Any) -> Any:
         device = self._training.evaluator.network.device
@@ -81,17 +80,22 @@ class Scoring:
                 "examples. Put the batch's axis first, or return a sum and a count."
             )
 
-    def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
-        per_rank = self._communicator.allgather((sums, count))
-        self.examples = sum(count for _, count in per_rank)
+    def _over_ranks(self, sums: dict[str, np.ndarray]) -> dict[str, float]:
+        per_rank = [values for values in self._communicator.allgather(sums) if values]
         with self._communicator.agreed():
-            if not self.examples:
+            if not per_rank:
                 raise ConfigError("the loader to evaluate on has no batch.")
-            names = [[*values] for values, _ in per_rank if values]
-            if odd := [each for each in names if {*each} != {*names[0]}]:
-                raise ConfigError(f"the score has {names[0]} on a rank and {odd[0]} on another. Return equal names.")
-        keys = dict.fromkeys(key for values, _ in per_rank for key in values)
-        means = {key: sum(values.get(key, 0.0) for values, _ in per_rank) / self.examples for key in keys}
+            names = [*per_rank[0]]
+            if odd := [[*each] for each in per_rank if {*each} != {*names}]:
+                raise ConfigError(f"the score has {names} on a rank and {odd[0]} on another. Return equal names.")
+            totals = {key: sum(values[key] for values in per_rank) for key in names}
+            for key, (_, count) in totals.items():
+                if not count:
+                    raise ConfigError(
+                        f"the score {key or '(a pair)'} has 0 examples in all batches; return at least 1."
+                    )
+        self.examples = int(totals[names[0]][1])
+        means = {key: float(total / count) for key, (total, count) in totals.items()}
         if not np.isfinite([*means.values()]).all():
             error = DivergedError(
                 f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."
@@ -132,18 +136,17 @@ class Scoring:
             )
 
 
-def _sums_of(returned: Any, rows: int) -> tuple[dict[str, float], int]:
-    """Return the sums of a batch's scores by name, "" for a single score, and its number of examples."""
-    if isinstance(returned, tuple) and len(returned) == 2:
-        total, count = returned
-        return {"": _number(total)}, int(_number(count))
-    if isinstance(returned, Mapping):
-        return {name: _number(value) * rows for name, value in returned.items()}, rows
-    return {"": _number(returned) * rows}, rows
+def _sum_of(score: Any, rows: int) -> np.ndarray:
+    """Return the sum of a score over a batch's examples, and their number."""
+    if isinstance(score, tuple) and len(score) == 2:
+        return np.array([_number(score[0]), int(_number(score[1]))])
+    return np.array([_number(score) * rows, rows])
 
 
 def _number(value: Any) -> float:
     with suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise ConfigError(f"the score is {what}; it must be one number for a batch, or a dict of named numbers.")
+    raise ConfigError(
+        f"the score is {what}; it must be one number for a batch, a pair (sum, number), or a dict of these."
+    )

@@ -216,8 +216,7 @@ class Streams:
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
         """Load the states that this rank saved in ``folder`` after a round. Raises DataError if they are unreadable.
 
-        ``resumed``: the run or checkpoint to resume. States and fingerprints are copied from it if ``folder`` lacks
-        them.
+        ``resumed``: the run or checkpoint to resume; ``folder`` gets its states and fingerprints if it lacks them.
         """
         self._folder = folder
         data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"

@@ -215,7 +215,7 @@ def _scores(score: Score, split: str = "test_") -> dict[str, float | str]:
         line["form"] = score.form
     if score.bits_per_byte is not None:
         line["bits_per_byte"] = score.bits_per_byte
-    return line | dict(score.more or {})
+    return dict(score.more or {}) | line
 
 
 def _last_round(last: LastRound) -> dict[str, float]:

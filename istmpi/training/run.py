@@ -46,7 +46,7 @@ def run_training(
     so far; OutputError if a result cannot be written.
     """
     begin = partial(Training, run, communicator)
-    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, record):
+    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, _, record):
         if record is None:
             return None
         for progress in training.rounds():
@@ -64,8 +64,8 @@ def recorded(
     deadline: float | None,
     signals: bool,
     stop: StopSign | None = None,
-) -> Iterator[tuple[Training, RunRecord | None]]:
-    """Set up a run as `run_training` does; yield the training that ``begin`` makes, and its record. Collective.
+) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
+    """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and record. Collective.
 
     The record is None if nothing is left to do. A DivergedError is raised after the last finite network is saved.
     """
@@ -99,7 +99,7 @@ def recorded(
             if first:
                 remove_leftovers(folder.path)
                 watch.already_finished(folder)
-            yield training, None
+            yield training, folder, None
             return
         with communicator.agreed():
             if first:
@@ -112,7 +112,7 @@ def recorded(
         record = RunRecord(training, folder, watch, lock, hang_watch, trained)
         record.begin(start, began, at_the_end)
         try:
-            yield training, record
+            yield training, folder, record
         except DivergedError as error:
             record.save_diverged(error)
             raise

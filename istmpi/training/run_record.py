@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from istmpi.checkpoint.folder import BEST, NETWORK, listed
 from istmpi.checkpoint.reader import open_checkpoint
@@ -60,13 +59,6 @@ class RunRecord:
         if start and not self._saver.newest and not training.done:
             self._saver.save(*training.state())  # so that --resume auto resumes from there, too
             self._saver.wait()
-
-    @property
-    def folder(self) -> Path:
-        return self._folder.path
-
-    def metrics(self) -> list[dict[str, Any]]:
-        return self._folder.metrics()
 
     def note(self, message: str) -> None:
         if self._first:

@@ -21,6 +21,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy import scoring
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
+from istmpi.methods.base import Method
 from istmpi.program.streams import Stream
 from istmpi.record import RunFolder
 from istmpi.tasks import higher_is_better
@@ -139,6 +140,19 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
     resumed = distributed(comm, lr=0.1, **settings)
     assert loop(resumed, batches, 4, folder=folder, resume="auto") in (2, 3)
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "streaming-diloco"])
+def test_a_stop_file_that_only_rank_0_sees_stops_all_ranks(comm, shared_tmp, method, monkeypatch):
+    """Both where the ranks are about to compare a new loader, and where the file was there before the run."""
+    monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(Method, "finished_within", 0.0)
+    batches, folder = Training(run_of({}), comm).batches, shared_tmp / "run"
+    for _ in range(2):
+        job = distributed(comm, method=method)
+        with pytest.raises(StoppedError, match="STOP, after [12] of 4 rounds; saved in"):
+            loop(job, batches, 4, folder=folder, resume="auto", behind=lambda _: comm.rank or (folder / "STOP").touch())
 
 
 def test_a_program_ends_its_rounds_early(comm, shared_tmp):
@@ -682,6 +696,13 @@ def twice(round, batches, job):
             round.step(loss_of(round.module, batch))
 
 
+def again(round, batches, job):
+    for batch in round.take(batches):
+        loss = loss_of(round.module, batch)
+        round.step(loss)
+        round.step(loss)
+
+
 def many(round, batches, job):
     for x, _ in round.take(batches):
         round.step(round.module(x.double()))
@@ -746,6 +767,7 @@ def raises(round, batches, job):
         (skips, ConfigError, "round 1: local step 1 was not taken. Call round.step"),
         (leaves, ConfigError, "round 1: the loop ended after 1 of 3 local steps. Take all of them"),
         (twice, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
+        (again, ConfigError, "round 1: local step 1 was taken twice; take the next batch first."),
         (many, ConfigError, r"round 1: the loss is \(8, 10\); it must be a tensor of one number"),
         (detached, ConfigError, "round 1: the loss has no gradient"),
         (outside, ConfigError, "round 1: no parameter of round.module got a gradient. Compute the"),
@@ -782,7 +804,8 @@ def test_a_module_that_is_kept_beyond_its_round_is_refused(comm, shared_tmp):
 
 
 @pytest.mark.ranks(min=2)
-def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp, every):
     def body(round, batches, job):
         for batch in round.take(batches):
             round.step(loss_of(round.module, batch))
@@ -790,7 +813,7 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
             job.state_dict()
 
     with pytest.raises(ConfigError, match="rank 0 called state_dict while rank 1 called round 2. Every rank must"):
-        wrongly(body)(comm, shared_tmp / "run")
+        wrongly(body, checkpoint_every=every)(comm, shared_tmp / "run")
 
 
 @pytest.mark.parametrize(
@@ -800,8 +823,12 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp):
 )
 def test_a_score_is_one_number(comm, score, what):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, or a dict of"):
+    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, a pair"):
         job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
+    with pytest.raises(ConfigError, match="the score f1 has 0 examples in all batches"):
+        job.evaluate(lambda module, batch: {"f1": (1, 0), "one": 1.0}, [EXAMPLE] * 9)
+    pairs = job.evaluate(lambda module, batch: {"f1": (batch[0, 0, 0, 0] * 0 + 1, 4), "one": 1.0}, [EXAMPLE] * 9)
+    assert pairs == {"f1": 0.25, "one": 1.0}
 
 
 def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
@@ -836,22 +863,27 @@ def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(
         assert "the tensors of a batch to evaluate have different first axes" in "".join(watch.notes)
 
 
-def test_a_score_behind_the_last_round_is_in_the_record(comm, shared_tmp):
+def test_the_record_has_all_scores_of_a_round_also_one_behind_the_last(comm, shared_tmp):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
     for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
         for _ in round.steps():
             round.step(round.module(*(x.double() for x in pair(4))).square().mean())
         job.evaluate(lambda module, batch: 1.0, [EXAMPLE] * 9)
+        job.evaluate(lambda module, batch: 2.0, [EXAMPLE] * 9, name="two", higher_is_better=False)
+    assert job.evaluate(lambda module, batch: 0.5, [EXAMPLE] * 7) == 0.5
     mean = job.evaluate(lambda module, batch: (batch.sum(), len(batch)), [EXAMPLE, EXAMPLE[:3]], name="mean")
     assert mean == pytest.approx(float(EXAMPLE.sum() + EXAMPLE[:3].sum()) / 11)
     lines = job.metrics()
-    assert [(line["round"], line["score"], line["score_name"]) for line in lines] == [
-        (1, 1, "score"),
-        (2, mean, "mean"),
-    ]
-    assert job.summary.last.score.score == mean
+    names = "score_name", "score", "test_examples", "two", "mean"
+    assert [*map(lines[0].get, names)] == ["score", 1, 72, 2, None]
+    assert [*map(lines[1].get, names)] == ["score", 0.5, 56, 2, mean]
+    assert job.summary.last.score.score == 0.5
     if comm.rank == 0:
-        assert RunFolder(shared_tmp / "run").summary().tree["last"]["score"]["score"] == mean
+        assert RunFolder(shared_tmp / "run").summary().tree["last"]["score"]["score"] == 0.5
+    finished = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
+    assert not finished.metrics()
+    assert not [*finished.rounds(2, folder=shared_tmp / "run", resume="auto", watch=Watch(), signals=False)]
+    assert finished.metrics() == lines
 
 
 @pytest.mark.parametrize(
