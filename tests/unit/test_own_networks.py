@@ -218,7 +218,7 @@ def test_a_class_of_a_package_is_found():
         ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),
         ([f"{FILE}:OtherOutputs"], "or give --set model.NAME=10."),
         ([f"{FILE}:OtherOutputs", "--set", "model.hidden=9"], "or give --set model.hidden=10."),
-        ([f"{FILE}:Convolutional", "--set", "model.hidden=9"], "unknown setting model.hidden (--hidden); known: mod"),
+        ([f"{FILE}:Multihead", "--set", "model.hidden=9"], "unknown setting model.hidden (--hidden)"),
         ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
         ([f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"], "dense.weight has no elements (64 x 0)"),
         ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
