@@ -698,9 +698,8 @@ def twice(round, batches, job):
 
 def again(round, batches, job):
     for batch in round.take(batches):
-        loss = loss_of(round.module, batch)
-        round.step(loss)
-        round.step(loss)
+        for loss in [loss_of(round.module, batch)] * 2:
+            round.step(loss)
 
 
 def many(round, batches, job):
