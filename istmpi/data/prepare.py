@@ -7,7 +7,7 @@ arguments are the source's options. ``read`` raises ConfigError or DataError.
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,11 @@ def prepare(
     with Decoder(target.parent, progress, max_bad) as decoder:
         material, notes = read(archive, decoder, **options), decoder.notes
         write(material, target, force, notes.reading, progress)
-    for line in [*archive.passed_over(), *_absent(material)]:
+    for line in archive.passed_over():
         notes.leave_out(line)
+    tested = zip(material.classes or (), _of_class(material, "test") or ())
+    if absent := [name for name, count in tested if not count]:
+        notes.leave_out(f"the test split has no example of {first_of(absent)}")
     return Report(
         target=target,
         features=int(np.prod(material.shape)) if material.shape else 0,
@@ -100,14 +103,8 @@ def prepare(
     )
 
 
-def _absent(material: Material) -> Iterator[str]:
-    there = {*material.datasets["test/y"]} if TASKS[material.task].one_class else range(material.outputs)
-    if absent := [name for code, name in enumerate(material.classes or ()) if code not in there]:
-        yield f"the test split has no example of {first_of(absent)}"
-
-
-def _of_class(material: Material) -> tuple[int, ...] | None:
-    task = TASKS[material.task]
+def _of_class(material: Material, split: str = "train") -> tuple[int, ...] | None:
+    task, y = TASKS[material.task], material.datasets.get(f"{split}/y")
     if task.one_class:
-        return tuple(np.bincount(material.datasets["train/y"], minlength=material.outputs).tolist())
-    return tuple(material.datasets["train/y"].sum(axis=0, dtype=np.int64).tolist()) if task.several_labels else None
+        return tuple(np.bincount(y, minlength=material.outputs).tolist())
+    return tuple(y.sum(axis=0, dtype=np.int64).tolist()) if task.several_labels else None

@@ -241,9 +241,9 @@ class UserNetwork:
             if shape != expected:
                 cure = ". Pass its loss to istmpi.with_loss instead of returning it"
                 if shape != ():
-                    argument = next((name for name, value in self.settings.items() if value == shape[-1]), "NAME")
+                    by_value = {str(value): name for name, value in self.settings.items()}
                     cure = ". Name the argument that sets them outputs or num_classes, or give "
-                    cure += f"--set model.{argument}={self.outputs}"
+                    cure += f"--set model.{by_value.get(str(shape[-1]), 'NAME')}={self.outputs}"
                 raise self.refused(
                     f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
                 )
