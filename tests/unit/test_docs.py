@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import istmpi
 from istmpi.config import Run
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +43,13 @@ def test_every_link_leads_somewhere():
 
 
 def test_the_site_builds_whole_and_without_a_warning(tmp_path):
-    pytest.importorskip("mkdocs", reason="needs istmpi[docs]")
+    pytest.importorskip("mkdocstrings", reason="needs istmpi[docs]")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]
     done = subprocess.run(words, env=os.environ | {"ISTMPI_SITE": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0 and (tmp_path / "index.html").exists(), done.stderr
     assert list(tmp_path.glob("assets/stylesheets/*.css")) and list(tmp_path.glob("assets/javascripts/*.js"))
+    api = (tmp_path / "docs/api/index.html").read_text(encoding="utf-8")
+    assert {*istmpi.__all__} == {*re.findall(r'<h3 id="istmpi[\w.]*\.(\w+)"', api)}
     for page in tmp_path.rglob("*.html"):
         for link in re.findall(r"\s(?:href|src)=[\"']?([^\"'\s>#?]+)", page.read_text(encoding="utf-8")):
             target = tmp_path / link[1:] if link.startswith("/") else page.parent / link
