@@ -64,8 +64,9 @@ class Run:
         if not is_file(path):
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
-            files = [*map(str, Path(name_or_path).parent.glob("*.toml"))] if name_or_path.endswith(".toml") else []
-            near = did_you_mean(name_or_path, files or shipped())
+            given = Path(name_or_path)
+            files = [file.name for file in given.parent.glob("*.toml")] if given.suffix == ".toml" else []
+            near = did_you_mean(given.name if files else name_or_path, files or shipped())
             raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
             tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")

@@ -183,7 +183,7 @@ def test_a_run_that_does_not_exist_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match=r"^run digit is neither a file nor a built-in run; did you mean digits\?$"):
         Run.load("digit")
     load(tmp_path, "")
-    with pytest.raises(ConfigError, match=r"built-in run; did you mean .*/run.toml\?$"):
+    with pytest.raises(ConfigError, match=r"built-in run; did you mean run.toml\?$"):
         Run.load(str(tmp_path / "rum.toml"))
 
 
