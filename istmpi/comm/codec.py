@@ -68,10 +68,13 @@ class Codec(Protocol):
 
 
 class BlockForm(Codec, Protocol):
-    """A codec that the setting method.wire may name. A new codec is a class here, with a name in `CODECS`."""
+    """A codec that the setting method.wire may name. A new codec is a class here, with a name in `CODECS`.
+
+    Its `encode` also takes ``start``: the position of the first value. Scales are those of `exponents`.
+    """
 
     itemsize: int
-    """Bytes of a value, without its scale."""
+    """Whole bytes of a value, without its scale."""
     scaled: bool
     """True if the values of a block share scales."""
     for_all: bool
