@@ -261,7 +261,8 @@ class Method(ABC):
         diverged = [(step, rank) for rank, step in enumerate(bad_steps) if step is not None]
         if diverged:
             step, rank = min(diverged)
-            cure = f"Lower optimizer.lr ({self.job.run.optimizer.lr})."
+            setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
+            cure = f"Lower {'the learning rate' if self.job.optimizer else setting}."
             if any(untrained):
                 cure = "The first step failed: check the network's forward and the data."
             error = DivergedError(

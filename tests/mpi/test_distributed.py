@@ -783,6 +783,16 @@ def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, kind, message
         wrongly(body)(comm, shared_tmp / "run")
 
 
+def test_the_cure_names_no_setting_of_an_optimizer_that_the_program_gives(comm, shared_tmp):
+    def body(round, batches, job):
+        for number, batch in enumerate(round.take(batches)):
+            round.step(loss_of(round.module, batch) * (math.nan if number else 1))
+
+    for settings, cure in (({"optimizer": own}, "Lower the learning rate"), ({}, r"Lower optimizer\.lr")):
+        with pytest.raises(DivergedError, match=cure):
+            wrongly(body, **settings)(comm, shared_tmp / cure)
+
+
 def test_a_buffer_that_the_loop_changes_is_refused(comm, shared_tmp):
     job = istmpi.Distributed(networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), **SETTINGS)
     round = next(iter(job.rounds(1, folder=shared_tmp / "run", watch=Watch(), signals=False)))
