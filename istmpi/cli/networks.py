@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.cli import options
 from istmpi.config import Run
-from istmpi.cost import Cost, cost, phase_costs
+from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
 from istmpi.models.architecture import Architecture
@@ -43,10 +43,10 @@ class Described:
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
         Best.of(run, self.data)
         examples = examples_of_ranks(run, self.data, ranks)
+        members = sorted({part.part.ranks[0] for each, _ in costs for part in each.parts})
         for name, _ in run.phases():
             phase = run.override({"method.name": name})
             for network in (self.architecture, *self.smaller.values()):
-                members = [part.part.ranks[0] for part in cost(phase, network, ranks).parts]
                 limits.require_usable(run, phase, self.data, network, ranks, members, examples)
         return costs
 

@@ -207,13 +207,14 @@ class Distributed:
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
         named, done = {key or name: value for key, value in means.items()}, self.training.rounds_done
-        before, examples = self._scores.get(done), self._scoring.examples
-        if not before:
-            self.training.score_name = next(iter(named)) + LOWER * (not higher_is_better)
-        first = self.training.score_name.removesuffix(LOWER)
-        if before:
+        examples = self._scoring.examples
+        if before := self._scores.get(done):
+            first = self.training.score_name.removesuffix(LOWER)
             examples = examples if first in named else before.examples
             named = {first: before.score, **(before.more or {}), **named}
+        else:
+            first = next(iter(named))
+            self.training.score_name = first + LOWER * (not higher_is_better)
         scored = Score(float("nan"), named.pop(first), examples, more=named or None)
         self._scores = {done: scored}
         if self._made and done:

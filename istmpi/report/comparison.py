@@ -114,7 +114,10 @@ class Comparison:
         rows = []
         for group in self.groups:
             for target in self.targets:
-                row: dict[str, Any] = {"method": group.name, "ranks": _only({curve.on for curve in group.curves})}
+                row: dict[str, Any] = {
+                    "method": group.name,
+                    "ranks": _only({curve.ranks_in_turn for curve in group.curves}),
+                }
                 row |= {"target": target, "repeats": len(group.curves)}
                 row["reached"] = self.to_target(group, "seconds", target).reached
                 for figure in FIGURES:
@@ -249,7 +252,7 @@ WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate
 
 def facts(curve: Curve) -> dict[str, Any]:
     settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
-    return settings | ({"ranks": curve.on} if curve.on else {})
+    return settings | ({"ranks": curve.ranks_in_turn} if curve.ranks_in_turn else {})
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:

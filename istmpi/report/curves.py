@@ -55,7 +55,7 @@ class Curve:
     """The ranks of each part of a resumed run, and the bytes that they sent; empty if the ranks did not change."""
 
     @property
-    def on(self) -> int | str | None:
+    def ranks_in_turn(self) -> int | str | None:
         return ", then ".join(str(ranks) for ranks, _ in self.jobs) or self.ranks
 
     @property

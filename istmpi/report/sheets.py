@@ -126,7 +126,10 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
             best_of(final, comparison.higher_is_better),
         ),
         "rounds": (map(_each, rounds), nothing),
-        "ranks": ([_each([curve.on for curve in group.curves if curve.on]) for group in groups], nothing),
+        "ranks": (
+            [_each([curve.ranks_in_turn for curve in group.curves if curve.ranks_in_turn]) for group in groups],
+            nothing,
+        ),
         "training time": ended("seconds"),
         "examples a second": (cells(speed, number), best_of(speed, higher=True)),
         "sent by all ranks": ended("bytes"),

@@ -102,9 +102,11 @@ def too_narrow(network: Architecture, held: Holdings) -> str:
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
-    every = [axis for parameter in network.parameters.values() for axis in parameter.pattern.axes]
+    axes = [axis for parameter in network.parameters.values() for axis in parameter.pattern.axes]
     lengths = network.lengths  # a unit of a multiplier is several channels
-    wide = {its: min(axis.length(lengths) for axis in every if its in axis.names) // lengths[its] for its in groups}
+    wide = {
+        group: min(axis.length(lengths) for axis in axes if group in axis.names) // lengths[group] for group in groups
+    }
     fewest, name = min((min(part.lengths[name] for part in held.parts) * wide[name], name) for name in groups)
     units = lengths[name] * wide[name]
     if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
