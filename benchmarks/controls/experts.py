@@ -3,9 +3,10 @@
     python -m benchmarks.controls.experts --cells FOLDER [--minutes 60]   # resumes; after this time cells stop
     python -m benchmarks.controls.experts --cells FOLDER --report         # only the table
 
-The corpus is that of `controls.decoder`; each of four ranks has a part of it. A dense transformer has a rank's bytes
-and FLOPs. The ensemble is four dense transformers that never send anything, scored by their mean outputs: it trains by
-codistillation before its burn-in ends. A cell is a run of simulated ranks, which is saved ten times, and resumed.
+The corpus is that of `controls.decoder`; each rank has a part of it, and two experts in each of two layers. A dense
+transformer has a rank's bytes and FLOPs. The ensemble is a dense transformer a rank that never sends anything, scored
+by their mean outputs: it trains by codistillation before its burn-in ends. A cell is a run of simulated ranks, which is
+saved ten times, and resumed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from istmpi.training.loop import Training
 from istmpi.training.run import recorded
 from istmpi.trees import mapped
 
-NAME, RANKS, STEPS, LOCAL_STEPS = "experts-long", 4, 5000, 20
+NAME, RANKS, LOCAL_STEPS = "experts-long", 4, 20
+STEPS = {4: 5000, 8: 2500}
+"""Local steps by the number of ranks: as many passes over the text."""
 TEXT = {"data.length": 64, "train.batch": 16, "train.threads": 1, "evaluate.examples": 512}
 LAYERS = {"model.layers": 2, "model.embed": 64, "model.heads": [4, 4], "model.head_dim": 16}
 ADAMW = {"optimizer.name": "adamw", "optimizer.schedule": "cosine", "optimizer.warm_up": 20, "optimizer.clip": 1.0}
 DENSE = {"model.name": "transformer", "model.hidden": [256, 256]}
-MOE = {"model.name": "moe", "model.experts": [8, 8], "model.hidden": 128}
+MOE = {"model.name": "moe", "model.hidden": 128}
 ENSEMBLE = "dense, ensemble"
 ROWS: Mapping[str, Mapping[str, object]] = {
     ENSEMBLE: DENSE | {"method.name": "codistillation", "method.burn_in": 10**6},
@@ -58,18 +61,23 @@ class Cell(NamedTuple):
     steps: int
     rate: float
     seed: int
+    ranks: int = RANKS
 
     @property
     def name(self) -> str:
-        return f"{self.row.replace(', ', '-').replace(' ', '-')}-n{self.steps}-lr{self.rate:g}-s{self.seed}"
+        row = self.row.replace(", ", "-").replace(" ", "-") + f"-P{self.ranks}" * (self.ranks != RANKS)
+        return f"{row}-n{self.steps}-lr{self.rate:g}-s{self.seed}"
 
     def run(self, folder: Path) -> Run:
         rounds = self.steps // LOCAL_STEPS
+        experts = {"model.experts": [2 * self.ranks] * 2} if self.row.startswith("moe") else {}
         of_cell = {"data.source": str(folder / "text.h5"), "optimizer.lr": self.rate, "train.seed": self.seed}
         often = {"train.rounds": rounds, "evaluate.every": rounds, "checkpoint.every": max(rounds // 10, 1)}
         method = {"method.local_steps": LOCAL_STEPS, "method.optimizer_state": "carry"}
         kept = {"output.folder": str(folder / "runs" / self.name)}
-        return Run().override({**TEXT, **LAYERS, **ADAMW, **method, **ROWS[self.row], **of_cell, **often, **kept})
+        return Run().override(
+            {**TEXT, **LAYERS, **ADAMW, **method, **ROWS[self.row], **experts, **of_cell, **often, **kept}
+        )
 
 
 class Ensemble:
@@ -106,7 +114,7 @@ def measured(run: Run, ensemble: bool, end: float, communicator: Communicator) -
     Raises StoppedError at the ``end`` (Unix time). Collective.
     """
     begin = partial(Training, run, communicator)
-    with recorded(run, communicator, begin, None, "auto", end, signals=False) as (training, record):
+    with recorded(run, communicator, begin, None, "auto", end, signals=False) as (training, _, record):
         for progress in training.rounds() if record else ():
             record.add(progress)
         if record:
@@ -129,7 +137,7 @@ def simulated(cell: Cell, folder: Path, end: float) -> str:
         return ""
     program = partial(measured, cell.run(folder), cell.row == ENSEMBLE, time.time() + end - start)
     try:
-        found, *_ = simulate(program, RANKS).require()
+        found, *_ = simulate(program, cell.ranks).require()
     except StoppedError as stopped:
         return f"{cell.name}: {stopped}"
     keep_cell(folder / f"{cell.name}.json", cell.name, start, found)
@@ -138,13 +146,16 @@ def simulated(cell: Cell, folder: Path, end: float) -> str:
 
 def lines(cells: list[Cell], folder: Path) -> Iterator[dict[str, object]]:
     """Yield a line of the table for each row, rate and form."""
-    for row, rate in dict.fromkeys((cell.row, cell.rate) for cell in cells):
-        found = list(filter(None, map(record_in(folder), (cell for cell in cells if cell[::2] == (row, rate)))))
+    for group in dict.fromkeys(cell._replace(seed=0) for cell in cells):
+        alike = [cell for cell in cells if cell._replace(seed=0) == group]
+        found = list(filter(None, map(record_in(folder), alike)))
         for form in found[0]["nats"] if found else ():
             nats = [record["nats"][form] for record in found]
             yield {
-                "method": row + (", side by side" if form == "blocks" else ""),
-                "rate": f"{rate:g}",
+                "P": group.ranks,
+                "steps": group.steps,
+                "method": group.row + ", side by side" * (form == "blocks"),
+                "rate": f"{group.rate:g}",
                 "seeds": len(nats),
                 "nats": f"{mean(nats):.4f}",
                 "+-": f"{interval(nats):.4f}" if len(nats) > 1 else "",
@@ -155,24 +166,31 @@ def lines(cells: list[Cell], folder: Path) -> Iterator[dict[str, object]]:
 def main() -> None:
     """Run the cells that are not there, and report."""
     parser = cells_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"local steps ({STEPS})")
+    parser.add_argument("--ranks", type=int, choices=STEPS, default=RANKS, help=f"number of ranks ({RANKS})")
+    parser.add_argument("--only", action="append", help="rows that begin so; may be repeated")
     parser.add_argument("--seeds", type=int, default=3, help="of the first rate (3)")
     parser.add_argument("--processes", type=int, help="cells at a time (one a core)")
     options = parser.parse_args()
     options.cells.mkdir(exist_ok=True)
     restore_cells(NAME, options.cells, options.results)
     size, digest = prepare(options.cells / "text.h5")
-    cells = [Cell(row, options.steps, rate, 0) for rate in RATES for row in ROWS]
-    cells += [Cell(row, options.steps, RATES[0], seed) for seed in range(1, options.seeds) for row in [*ROWS][:-1]]
+    cells = [Cell(row, STEPS[ranks], rate, 0, ranks) for ranks in STEPS for rate in RATES for row in ROWS]
+    seeds = range(1, options.seeds)
+    cells += [
+        Cell(row, STEPS[ranks], RATES[0], seed, ranks) for ranks in STEPS for seed in seeds for row in [*ROWS][:-1]
+    ]
 
     def missing() -> list[Cell]:
-        return [cell for cell in cells if not record_in(options.cells)(cell)]
+        todo = [
+            cell for cell in cells if cell.ranks == options.ranks and cell.row.startswith(tuple(options.only or ("",)))
+        ]
+        return [cell for cell in todo if not record_in(options.cells)(cell)]
 
     if not options.report:
         run_cells(missing, simulated, options.cells, options.minutes, options.processes)
     if found := list(lines(cells, options.cells)):
         notes = (
-            f"Nats a token over 512 windows of the test documents after {options.steps:,} local steps; rates are 3 "
+            f"Nats a token over 512 windows of the test documents after the local steps; rates are 3 "
             "times apart. +-: half of the 95% interval of the mean over seeds. MB sent: by all ranks, evaluations "
             "left out; the ensemble's are those of its start. Dense transformers have a rank's bytes and FLOPs. The "
             f"corpus: {size:,} bytes, SHA-256 {digest[:16]}."

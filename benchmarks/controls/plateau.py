@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -52,6 +52,11 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 }
 ALONE = "one rank"
 """A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
+REGULARISED: Mapping[str, Mapping[str, object]] = {
+    **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 1e-2)},
+    **{f"dropout {fraction:g}": {"model.dropout": fraction} for fraction in (0.1, 0.2, 0.4)},
+}
+"""Settings that are tried at the best learning rate of a row."""
 PLACEMENTS = {"": "sharded", "-alike": "shared", "-by-label": "by-label"}
 """The placement of data by the end of a task's name."""
 SAID = {"sharded": "a part each", "shared": "all on every rank", "by-label": "by label"}
@@ -108,6 +113,7 @@ class Row:
     width: int
     method: str
     steps: int
+    regularised: str = ""
 
     @property
     def units(self) -> int:
@@ -132,7 +138,7 @@ class Cell:
     @property
     def name(self) -> str:
         row = self.row
-        method = row.method.replace(", ", "-").replace(" ", "-")
+        method = f"{row.method} {row.regularised}".strip().replace(", ", "-").replace(" ", "-")
         return f"{row.task.name}-P{row.ranks}-w{row.width}-{method}-n{row.steps}-lr{self.rate:g}-s{self.seed}"
 
     def run(self, folder: Path) -> Run:
@@ -142,6 +148,7 @@ class Cell:
             {
                 **task.settings,
                 **METHODS.get(row.method, METHODS["whole, local SGD"]),
+                **REGULARISED.get(row.regularised, {}),
                 "data.source": str(folder / task.data),
                 "data.placement": task.placement,
                 "data.validation": 0.1,
@@ -219,14 +226,15 @@ class Campaign:
         return [rate_at(row, place) for place in places]
 
     def cells(self, row: Row) -> list[Cell]:
-        """Return the cells of the best rate, of one seed until that rate is inside its grid."""
-        scores, seeds = self.tried(row), 1 if self.next_rates(row) else self._seeds
+        """Return the cells at the best rate of the plain row: of one seed until that rate is inside its grid."""
+        plain = replace(row, regularised="")
+        scores, seeds = self.tried(plain), 1 if self.next_rates(plain) else self._seeds
         return [Cell(row, rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
 
     def todo(self, rows: Sequence[Row]) -> Iterator[Cell]:
         """Yield the cells that can be run now: rates first, then seeds."""
         for row in rows:
-            yield from (Cell(row, rate, 0) for rate in self.next_rates(row)[:1])
+            yield from (Cell(row, rate, 0) for rate in self.next_rates(row)[:1] if not row.regularised)
         for row in rows:
             yield from (cell for cell in self.cells(row) if not self._record(cell))
 
@@ -245,8 +253,10 @@ class Campaign:
             yield {
                 "P": row.ranks,
                 "width a rank": row.units if row.method.startswith("whole") else row.width,
-                "method": row.method + (", side by side" if form == "blocks" else ""),
-                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(row))}",
+                "method": row.method
+                + ", side by side" * (form == "blocks")
+                + f", {row.regularised}" * bool(row.regularised),
+                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(replace(row, regularised='')))}",
                 "steps": row.steps,
                 "seeds": len(scores),
                 "score": f"{mean(scores):.4f}",
@@ -267,14 +277,15 @@ def rows_of(task: Task, steps: int = 0) -> list[Row]:
     widths = [(ranks, width or task.whole // ranks) for ranks in several for width in task.widths]
     alone = sorted({width for _, width in widths} | {ranks * width for ranks, width in widths})
     rows = [Row(task, *each, method, steps) for each in widths for method in METHODS]
-    return rows + [Row(task, 1, width, ALONE, steps) for width in alone]
+    rows += [Row(task, 1, width, ALONE, steps) for width in alone]
+    return rows + [replace(row, regularised=name) for row in rows for name in REGULARISED]
 
 
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
     name = task.name.removesuffix("-alike").removesuffix("-by-label")
-    if name == "identifiers":
-        prepare_identifiers(folder / task.data, 2048)
+    if "identifiers" in name:
+        prepare_identifiers(folder / task.data, int(Path(task.data).stem.rpartition("-")[2]))
     else:
         SHORT[{"digits": "speech"}.get(name, name)].prepare(raw, folder)
 
@@ -287,6 +298,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, action="append", help="rows of so many ranks; may be repeated")
     parser.add_argument("--width", type=int, action="append", help="rows of this width a rank; may be repeated")
     parser.add_argument("--only", action="append", help="rows of methods that begin so; may be repeated")
+    parser.add_argument("--regularised", default="", help="weight decay or dropout, with or without its number")
     parser.add_argument("--steps", type=int, default=0, help="another number of local steps")
     parser.add_argument("--seeds", type=int, default=5, help="of each best rate (5)")
     parser.add_argument("--processes", type=int, help="cells at a time (one a core)")
@@ -299,6 +311,7 @@ def main() -> None:
             chosen = [row for row in rows_of(task, options.steps) if row.ranks in (options.ranks or task.ranks)]
             chosen = [row for row in chosen if not options.width or row.width in options.width]
             chosen = [row for row in chosen if row.method.startswith(tuple(options.only or ("",)))]
+            chosen = [row for row in chosen if f"{row.regularised} ".startswith(options.regularised + " ")]
             prepare(task, options.raw, options.cells)
             todo = partial(campaign.todo, chosen)
             run_cells(todo, simulated, options.cells, options.minutes, options.processes)
