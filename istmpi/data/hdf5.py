@@ -91,8 +91,7 @@ class PreparedFile:
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
         splits, facts = OPEN[TASKS[task].inputs](self)
-        reading = dataset_at(self._file, READING)
-        facts["reading"] = {} if reading is None else json.loads(reading[()].tobytes())
+        facts["reading"] = json.loads(self.mapped(READING).tobytes()) if self.has(READING) else {}
         facts |= {"outputs": self.outputs, "classes": self.names("classes")}
         facts |= {"source": self.text("source"), "kind": self.text("kind"), "shape": facts.get("shape") or self.shape}
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
@@ -116,14 +115,17 @@ class PreparedFile:
         return dataset_at(self._file, name) is not None
 
     def names(self, path: str) -> tuple[str, ...] | None:
-        dataset = dataset_at(self._file, path)
-        return None if dataset is None else tuple(dataset.asstr()[()])
+        return tuple(self._stored(path).asstr()[()]) if self.has(path) else None
 
-    def mapped(self, name: str) -> np.memmap:
+    def _stored(self, name: str) -> h5py.Dataset:
         if (dataset := dataset_at(self._file, name)) is None:
             raise self.error(f"has no dataset {name}; prepare it again")
         if problem := misplaced(dataset, self._size):
             raise self.error(f"has {name}, which {problem}{CURE}")
+        return dataset
+
+    def mapped(self, name: str) -> np.memmap:
+        dataset = self._stored(name)
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
