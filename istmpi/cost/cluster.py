@@ -5,10 +5,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing
@@ -101,9 +103,9 @@ def _link(file: Fields) -> Link:
     return Link(file.figure("latency", 0), file.figure("seconds_per_byte", 0))
 
 
-def _require_known(file: Fields, known: set[str]) -> None:
+def _require_known(file: Fields, names: set[str]) -> None:
     for key in file:
-        if key not in known:
+        if key not in names:
             raise file.refused(printable(key), file.value(key), "is not a key of a cluster file")
 
 
@@ -139,3 +141,24 @@ _ALL = (
     _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
 )
 PRESETS: dict[str, Cluster] = {cluster.name: cluster for cluster in _ALL}
+
+
+def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
+    """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median relative error.
+
+    The fit minimises relative errors. A negative coefficient is set to zero, and the others are fitted again.
+    """
+    table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
+    used = list(range(table.shape[1]))
+    coefficients = np.zeros(table.shape[1])
+    while used:
+        weighted = table[:, used] / measured[:, None]
+        scale = np.abs(weighted).max(axis=0)
+        scale[scale == 0] = 1
+        solution = np.linalg.lstsq(weighted / scale, np.ones(len(measured)), rcond=None)[0] / scale
+        if (solution >= 0).all():
+            coefficients[used] = solution
+            break
+        used.pop(int(np.argmin(solution * scale)))
+    error = float(np.median(np.abs(table @ coefficients / measured - 1)))
+    return coefficients.tolist(), error

@@ -288,21 +288,9 @@ class Architecture:
         return outputs
 
     def _trial(self) -> nn.Module:
-        """Build the full network with initial values. Each call of a leaf draws its weights anew, block by block."""
-        import torch
-
-        from istmpi.models.leaves import leaves_of, prepare
-
-        generator = torch.Generator().manual_seed(0)
-
-        def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            bound, centre = self.parameters[name].bound, self.parameters[name].centre
-            return torch.empty(shape, dtype=self.dtype).uniform_(centre - bound, centre + bound, generator=generator)
+        """Build the full network with initial values."""
+        from istmpi.models.leaves import draw_values
 
         network = self.without_values({})
-        leaves = leaves_of(network, self.leaves)
-        for name, parameter in prepare(network, {*chain.from_iterable(self.leaves.values())}).items():
-            parameter.data = make(name, self.parameters[name].pattern.shape(self.lengths))
-        for leaf in leaves.values():
-            leaf.replace(leaf.block_by_block(make))
+        draw_values(network, self.leaves, self.parameters, self.lengths, self.dtype)
         return network

@@ -19,7 +19,7 @@ from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
 from istmpi.models.residual import residual_blocks
 from istmpi.models.table import ResidualBlock, inside, unit_of
-from istmpi.models.trials import one_thread, shortly
+from istmpi.models.trials import one_thread, require_trainable, shortly
 from istmpi.models.user import UserNetwork, Width
 
 READINGS = 256
@@ -103,28 +103,6 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     }
     patterns = {name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()}
     return replace(inferred, parameters=patterns)
-
-
-def require_trainable(network: UserNetwork, module: torch.nn.Module) -> None:
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    if not parameters:
-        raise ConfigError(f"{network.name} has no parameters to train.")
-    for name, values in {**parameters, **buffers}.items():
-        if values.is_meta:
-            raise network.refused(
-                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
-                "meta, which has no values. Create it without a device."
-            )
-    for name, parameter in parameters.items():
-        problem = ""
-        if not parameter.numel():
-            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
-        elif not parameter.is_floating_point():
-            problem = f"is of {parameter.dtype}; istmpi trains only real floating-point numbers"
-        elif "/" in name:
-            problem = "has a / in its name, which checkpoints need. Rename it"
-        if problem:
-            raise network.refused(f"its parameter {name} {problem}.")
 
 
 def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:

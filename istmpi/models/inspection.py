@@ -15,14 +15,14 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.inference import Inferred, infer, require_trainable
+from istmpi.models.inference import Inferred, infer
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.norms import Calibrated, built
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
 from istmpi.models.tracing import EXAMPLES, followed, trace
-from istmpi.models.trials import few, hooked, one_thread, seeded, shortly
+from istmpi.models.trials import few, hooked, one_thread, require_trainable, seeded, shortly
 from istmpi.models.user import UserNetwork
 from istmpi.models.uses import sums_of
 

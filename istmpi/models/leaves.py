@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from istmpi.engine.axes import Parameter
 from istmpi.errors import ConfigError
 from istmpi.models.linear import LabelBlocks
 from istmpi.models.trials import Watching
@@ -246,3 +248,24 @@ def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Para
                 made[name] = parameter.requires_grad_(False)
                 parameter.data = parameter.data.new_empty(0)
     return {name: parameter for name, parameter in made.items() if name not in elsewhere}
+
+
+def draw_values(
+    network: nn.Module,
+    leaves: Mapping[str, Sequence[str]],
+    parameters: Mapping[str, Parameter],
+    lengths: Mapping[str, int],
+    dtype: torch.dtype,
+) -> None:
+    """Give initial values to the parameters; each call of a leaf draws its own anew."""
+    generator = torch.Generator().manual_seed(0)
+
+    def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        bound, centre = parameters[name].bound, parameters[name].centre
+        return torch.empty(shape, dtype=dtype).uniform_(centre - bound, centre + bound, generator=generator)
+
+    layers = leaves_of(network, leaves)
+    for name, parameter in prepare(network, {*chain.from_iterable(leaves.values())}).items():
+        parameter.data = make(name, parameters[name].pattern.shape(lengths))
+    for leaf in layers.values():
+        leaf.replace(leaf.block_by_block(make))

@@ -119,3 +119,25 @@ def shortly(
         with suppress(ConfigError):
             return (short := (x[0][:, :TOKENS],)), run(*short)
     return x, run(*x)
+
+
+def require_trainable(network: UserNetwork, module: nn.Module) -> None:
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    if not parameters:
+        raise ConfigError(f"{network.name} has no parameters to train.")
+    for name, values in {**parameters, **buffers}.items():
+        if values.is_meta:
+            raise network.refused(
+                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
+                "meta, which has no values. Create it without a device."
+            )
+    for name, parameter in parameters.items():
+        problem = ""
+        if not parameter.numel():
+            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
+        elif not parameter.is_floating_point():
+            problem = f"is of {parameter.dtype}; istmpi trains only real floating-point numbers"
+        elif "/" in name:
+            problem = "has a / in its name, which checkpoints need. Rename it"
+        if problem:
+            raise network.refused(f"its parameter {name} {problem}.")

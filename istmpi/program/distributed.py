@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from istmpi.files import appearing
 from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.program.arguments import in_python, inputs_of, run_of
 from istmpi.program.printing import Printing
-from istmpi.program.round import Round
+from istmpi.program.round import Guard, Round, breaks
 from istmpi.program.scoring import ScoreOf, Scoring
 from istmpi.program.streams import Rows, Streams, examples_in
 from istmpi.tasks import LOWER, OWN
@@ -80,8 +79,7 @@ class Distributed:
         data = Dataset(splits, OWN, shape, 0, None, name, "program", example=inputs, network=network)
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
-        init = settings.get("init")
-        self.training.init = init if callable(init) else None
+        self.training.init = init if callable(init := settings.get("init")) else None
         self._round: Round | None = None
         self.has_gradients = False
         self.summary: Summary | None = None
@@ -90,7 +88,7 @@ class Distributed:
         self._scores: dict[int, Score] = {}
         self._record: RunRecord | None = None
         self._folder: Any = None
-        self._guard: Any = None
+        self.guard = Guard()
         self._scoring = Scoring(self, self.training)
         self._made = made
         if made:
@@ -142,9 +140,7 @@ class Distributed:
                 try:
                     yield self._round
                 except GeneratorExit:
-                    # an exception, not visible yet, leaves the loop at another instruction than a break
-                    loop = inspect.currentframe().f_back
-                    if loop and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER"):
+                    if breaks(inspect.currentframe().f_back):
                         self.note(
                             f"the program left round {self._round.number}, which is not saved. End rounds early with "
                             "job.end()."
@@ -302,9 +298,3 @@ class Distributed:
     def note(self, message: str) -> None:
         if self._record:
             self._record.note(message)
-
-    def guard(self, module: nn.Module, check: Callable[..., None]) -> None:
-        """Call ``check`` before each pass of ``module``, and end such calls for an earlier module."""
-        if self._guard:
-            self._guard.remove()
-        self._guard = module.register_forward_pre_hook(check, with_kwargs=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+import dis
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from istmpi.errors import ConfigError
 from istmpi.program.streams import Stream, examples_in
@@ -24,6 +27,22 @@ def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], name
     for x in tensors_of((inputs, named)):
         if x.device != device:
             raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
+
+
+def breaks(loop: FrameType | None) -> bool:
+    """Return True for break and return; an exception, not visible yet, leaves a loop at another instruction."""
+    return loop is not None and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER")
+
+
+class Guard:
+    """Calls a check before each pass of the newest module."""
+
+    _handle: RemovableHandle | None = None
+
+    def watch(self, module: nn.Module, check: Callable[..., None]) -> None:
+        if self._handle:
+            self._handle.remove()
+        self._handle = module.register_forward_pre_hook(check, with_kwargs=True)
 
 
 class Round:
@@ -182,7 +201,7 @@ class Round:
                 for name, values in self.module.named_buffers()
                 if name in frozen or values.nbytes < WATCHED
             }
-            self._job.guard(self.module, self._look_at)
+            self._job.guard.watch(self.module, self._look_at)
 
     def _update(self, closure: None = None) -> None:
         self._require_next()

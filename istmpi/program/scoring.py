@@ -47,7 +47,7 @@ class Scoring:
                 self.require_calibrated()
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            self._job.guard(
+            self._job.guard.watch(
                 full.module, lambda _, *given: require_on(full.device, "the network to evaluate is", *given)
             )
             with torch.no_grad():

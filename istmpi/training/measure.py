@@ -17,7 +17,7 @@ from istmpi.comm import Communicator, library
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.cost.cluster import Cluster, Link
+from istmpi.cost.cluster import Cluster, Link, fit
 from istmpi.cost.collectives import COLLECTIVES
 from istmpi.cost.counts import Cost, PartCost
 from istmpi.cost.holdings import Holdings
@@ -40,7 +40,7 @@ MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
-"""The most elements of the inputs, or of the outputs, of a measured product; the product has fewer rows if needed."""
+"""The most elements of a measured product's inputs or outputs; it has fewer rows if needed."""
 _NOISE = 0.1
 """The least fraction of a time that is left after known parts are subtracted; a fit needs positive times."""
 
@@ -100,27 +100,6 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
     for _ in range(times):
         work()
     return max(communicator.allgather((time.perf_counter() - start) / times))
-
-
-def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median relative error.
-
-    The fit minimises relative errors. A negative coefficient is set to zero, and the others are fitted again.
-    """
-    table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
-    used = list(range(table.shape[1]))
-    coefficients = np.zeros(table.shape[1])
-    while used:
-        weighted = table[:, used] / measured[:, None]
-        scale = np.abs(weighted).max(axis=0)
-        scale[scale == 0] = 1
-        solution = np.linalg.lstsq(weighted / scale, np.ones(len(measured)), rcond=None)[0] / scale
-        if (solution >= 0).all():
-            coefficients[used] = solution
-            break
-        used.pop(int(np.argmin(solution * scale)))
-    error = float(np.median(np.abs(table @ coefficients / measured - 1)))
-    return coefficients.tolist(), error
 
 
 Point = tuple[float, float, float]
