@@ -13,6 +13,7 @@ divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,33 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from istmpi.data.batch import Labels
-
 AT = (1, 3, 5)
 TOP = max(AT)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Any number of labels for each example: example i has ``columns[offsets[i] : offsets[i + 1]]``."""
+
+    offsets: torch.Tensor
+    columns: torch.Tensor
+    """Label numbers of all examples, int64; ``offsets`` is ``[b + 1]``."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> torch.Tensor:
+        return self.offsets.diff()
+
+    @property
+    def rows(self) -> torch.Tensor:
+        import torch
+
+        return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.counts)
+
+    def to(self, device: torch.device | str) -> Labels:
+        return Labels(self.offsets.to(device), self.columns.to(device))
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:

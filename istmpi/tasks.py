@@ -10,12 +10,11 @@ from math import exp
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from istmpi.multilabel import AT, losses_of, ranked_first
+from istmpi.multilabel import AT, Labels, losses_of, ranked_first
 
 if TYPE_CHECKING:
     import torch
 
-    from istmpi.data.batch import Labels
 
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
@@ -158,7 +157,7 @@ class NextToken(Task):
 
 
 class MultiLabel(Task):
-    """Rows with any number of labels (`istmpi.multilabel`), as `istmpi.data.batch.Labels`; the score is precision at 1.
+    """Rows with any number of labels (`istmpi.multilabel.Labels`); the score is precision at 1.
 
     ``outputs`` may also be an object that computes its own losses, such as `istmpi.models.linear.Deferred`.
     """

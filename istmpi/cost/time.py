@@ -53,7 +53,8 @@ class Exchange:
 
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
     step = max(step_seconds(part, cluster) for part in cost.parts)
-    of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if cost.spec.overlaps else 0.0
+    overlaps = cost.spec.sends_every_step and "all-reduce" in cost.spec.sends
+    of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if overlaps else 0.0
     longer = CROWDED if of_a_step and not cluster.beside else 1.0
     exchanged = []
     for load in cost.loads:

@@ -59,7 +59,6 @@ _ALL = (
             ),
         ),
         deals=True,
-        stays=True,
         outer_step=(1.0, 0.0),
         encodes=True,
     ),
@@ -80,7 +79,6 @@ _ALL = (
         "data_parallel.DataParallel",
         sends_every_step=True,
         replicated=True,
-        overlaps=True,
         received=reduced,
         always_carries=True,
         encodes=True,
@@ -186,7 +184,6 @@ _ALL = (
         sends_since=lambda run: run.method.burn_in,
         replicated=True,
         received=gathered,
-        learns_from_others=True,
         always_carries=True,
         copies=lambda run, ranks, slots: ranks + slots,  # the others'; all of a round's start
     ),

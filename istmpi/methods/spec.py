@@ -66,22 +66,16 @@ class MethodSpec:
     """The first round in which the method sends."""
     replicated: bool = False
     """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
-    overlaps: bool = False
-    """True if the messages of a step travel while its backward pass still runs."""
     received: Callable[[Run, Holdings], int | Fraction] = trained
     """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as papers do."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
     """True if the method deals out the network's unit groups."""
-    stays: bool = False
-    """True if dealt parameters stay with their holders between rounds, unless an outer step follows a round."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
     """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
-    learns_from_others: bool = False
-    """True if ranks pass batches forward through the networks of all other ranks, too."""
     outer_step: tuple[float, float] | None = None
     """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
@@ -97,6 +91,16 @@ class MethodSpec:
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
     """The number of whole networks kept besides the trained one, for a run, its number of ranks, and the number of
     optimizer slots that are stored for each parameter."""
+
+    @property
+    def stays(self) -> bool:
+        """True if dealt parameters may stay with their holders."""
+        return "hop" in self.sends
+
+    @property
+    def learns_from_others(self) -> bool:
+        """True if ranks run batches through the other ranks' networks, too."""
+        return "all-gather" in self.sends
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")

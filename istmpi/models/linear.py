@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,10 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from istmpi.multilabel import together, total_of, weights_of
-
-if TYPE_CHECKING:
-    from istmpi.data.batch import Labels
+from istmpi.multilabel import Labels, together, total_of, weights_of
 
 BLOCK_BYTES = 8 * 2**20
 SMALL = 2**17

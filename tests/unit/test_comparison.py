@@ -11,8 +11,8 @@ import torch
 from curves import curve
 
 from istmpi.config import Run
-from istmpi.data.batch import Labels
 from istmpi.errors import ConfigError, DataError
+from istmpi.multilabel import Labels
 from istmpi.record import FAILURE, RunFolder
 from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, reached, smoothed
 from istmpi.report.curves import read_curves

@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.config import Run
 from istmpi.config.learner import Optimizer
-from istmpi.data.batch import Labels
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
@@ -20,7 +19,7 @@ from istmpi.models.inspection import inspect
 from istmpi.models.linear import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, Ranking, losses_of, parts_of
+from istmpi.multilabel import AT, Labels, Ranking, losses_of, parts_of
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from istmpi.data.batch import Batch, Labels
+from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split, checksum_of, sample_of
+from istmpi.multilabel import Labels
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
