@@ -16,14 +16,14 @@ HOST = torch.device("cpu")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def choose_device(wanted: str, local: Communicator) -> torch.device:
+def choose_device(choice: str, local: Communicator) -> torch.device:
     """Return this rank's device. The ranks of a host (``local``) take its CUDA devices in turn, if there are any.
 
-    ``wanted``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
+    ``choice``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
     """
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if choice == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if choice == "cpu" or not torch.cuda.is_available():
         return HOST
     return torch.device("cuda", local.rank % torch.cuda.device_count())
 
@@ -44,10 +44,10 @@ def fair_threads(local: Communicator) -> int:
     return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
 
 
-def choose_threads(wanted: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``wanted``, else OMP_NUM_THREADS, else a share of the cores. Collective."""
+def choose_threads(choice: int, local: Communicator) -> int:
+    """Set and return this rank's threads: ``choice``, else OMP_NUM_THREADS, else a share of the cores. Collective."""
     shared = fair_threads(local)
-    threads = wanted or _threads_of_openmp() or shared
+    threads = choice or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
     return threads
 

@@ -79,12 +79,12 @@ LONGEST_WORD = 100
 """The most characters of a word to compare: comparing takes quadratic time, and longer words are not mistyped."""
 
 
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``"; did you mean X?"`` for the known word nearest to ``word``; the list of known words if none is near.
+def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """Return ``"; did you mean X?"`` for the choice nearest to ``word``; the list of choices if none is near.
 
-    ``prefix`` precedes each known word. A ``word`` longer than `LONGEST_WORD` gets an empty text.
+    ``prefix`` precedes each choice. A ``word`` longer than `LONGEST_WORD` gets an empty text.
     """
-    words = sorted(known)
+    words = sorted(choices)
     if len(word) > LONGEST_WORD:
         return ""
     near = difflib.get_close_matches(word, [item for item in words if len(item) <= LONGEST_WORD], n=1)

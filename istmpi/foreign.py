@@ -180,14 +180,14 @@ def is_file(path: Path) -> bool:
     return exists(path) and path.is_file()
 
 
-def content(path: Path, most: int) -> bytes:
-    """Read a file. Raises ValueError if it is not a regular file or has more than ``most`` bytes."""
+def content(path: Path, most_bytes: int) -> bytes:
+    """Read a file. Raises ValueError if it is not a regular file or has more than ``most_bytes`` bytes."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
-        held = file.read(most + 1)
-    if len(held) > most:
-        raise ValueError(f"it has more than {most // MEGABYTE} MB")
+        held = file.read(most_bytes + 1)
+    if len(held) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes // MEGABYTE} MB")
     return held
 
 

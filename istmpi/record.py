@@ -39,21 +39,21 @@ class RunFolder:
         """Lines that could not be written yet."""
 
     @staticmethod
-    def of(wanted: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a run's folder without creating it: ``wanted``, or the first free of runs/NAME, runs/NAME-2, ...
+    def of(given: str, name: str, resume: str = "") -> "RunFolder":
+        """Return a run's folder without creating it: ``given``, or the first free of runs/NAME, runs/NAME-2, ...
 
-        With ``resume`` the folder may be an earlier run's: ``wanted``, runs/NAME for ``auto``, or the folder of the
+        With ``resume`` the folder may be an earlier run's: ``given``, runs/NAME for ``auto``, or the folder of the
         checkpoint ``resume``. Raises DataError if the checkpoint does not exist. Raises ConfigError as `require_usable`
         does and, without ``resume``, if another run uses the folder.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
-        if wanted or resume == "auto":
-            path = home(wanted, name)
+        if given or resume == "auto":
+            path = home(given, name)
         elif resume:
             path = run_of(Path(resume))
         else:
-            path = _free(home(wanted, name))
+            path = _free(home(given, name))
         folder = RunFolder(path)
         if not resume:  # with ``resume``, the lock waits for a run that is about to end
             with suppress(OSError):  # of a path that can be no folder, which is refused below
@@ -131,8 +131,8 @@ class RunFolder:
             file.write(text)
 
 
-def home(wanted: str, name: str) -> Path:
-    return Path(wanted) if wanted else Path(read("ISTMPI_RUNS")) / name
+def home(given: str, name: str) -> Path:
+    return Path(given) if given else Path(read("ISTMPI_RUNS")) / name
 
 
 def run_of(path: Path) -> Path:

@@ -27,15 +27,15 @@ def available(communicator: Communicator) -> list[str]:
     return ["mpio", "direct"] if parallel else ["direct"]
 
 
-def choose(wanted: str, communicator: Communicator) -> str:
-    """Return ``wanted``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks it. Collective."""
+def choose(choice: str, communicator: Communicator) -> str:
+    """Return ``choice``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks it. Collective."""
     able = available(communicator)
-    if wanted == "mpio" and wanted not in able:
+    if choice == "mpio" and choice not in able:
         raise ConfigError(
             "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). Or use direct, which "
             "writes the same file."
         )
-    return able[0] if wanted == "auto" else wanted
+    return able[0] if choice == "auto" else choice
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:

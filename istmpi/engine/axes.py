@@ -200,23 +200,23 @@ def with_odds(
     return odds
 
 
-def overlap(mine: Positions, theirs: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return the places in ``mine`` of the positions that both arguments have, and the number of places.
+def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray, int]:
+    """Return the places in ``positions`` of the positions that both arguments have, and the number of places.
 
     The arguments are sorted, and the places ascend, so sender and receiver list the positions in the same order.
     """
-    if isinstance(mine, range) and isinstance(theirs, range):
-        start = max(mine.start, theirs.start)
-        stop = max(min(mine.stop, theirs.stop), start)
-        return slice(start - mine.start, stop - mine.start), stop - start
-    if isinstance(mine, range):
-        first, last = theirs.searchsorted((mine.start, mine.stop)).tolist()
-        return theirs[first:last] - mine.start, last - first
-    if isinstance(theirs, range):
-        first, last = mine.searchsorted((theirs.start, theirs.stop)).tolist()
+    if isinstance(positions, range) and isinstance(others, range):
+        start = max(positions.start, others.start)
+        stop = max(min(positions.stop, others.stop), start)
+        return slice(start - positions.start, stop - positions.start), stop - start
+    if isinstance(positions, range):
+        first, last = others.searchsorted((positions.start, positions.stop)).tolist()
+        return others[first:last] - positions.start, last - first
+    if isinstance(others, range):
+        first, last = positions.searchsorted((others.start, others.stop)).tolist()
         return slice(first, last), last - first
-    nearest = theirs.searchsorted(mine)
-    where = np.flatnonzero(theirs.take(nearest, mode="clip") == mine) if len(theirs) else nearest[:0]
+    nearest = others.searchsorted(positions)
+    where = np.flatnonzero(others.take(nearest, mode="clip") == positions) if len(others) else nearest[:0]
     return where, len(where)
 
 

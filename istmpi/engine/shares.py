@@ -84,7 +84,7 @@ class Shares:
         change = max(abs(new / old - 1) for new, old in zip(next_shares, present, strict=True))
         return next_shares if change > CHANGE else None
 
-    def go_on(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
+    def restore(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
         """Continue the log of an earlier job of as many ranks, if shares follow measured times."""
         if self.follows and ranks == self.ranks:
             self._log = dict(sorted(log.items()))

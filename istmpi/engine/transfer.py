@@ -162,11 +162,11 @@ class Transfer:
             for name, parameter in self._parameters
         }
 
-    def _holders(self, axis: Axis, mine: Positions) -> np.ndarray | None:
+    def _holders(self, axis: Axis, positions: Positions) -> np.ndarray | None:
         ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None
-        return ranks[mine.start : mine.stop] if isinstance(mine, range) else ranks[mine]
+        return ranks[positions.start : positions.stop] if isinstance(positions, range) else ranks[positions]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
         """Yield (sends, receives) of exchanges that fit the staging limit, equally many on all ranks."""

@@ -55,11 +55,11 @@ class Codistillation(ReplicatedMethod):
         network.train()
         return loss + self.loss(outputs, mean), loss
 
-    def _fetch_others(self, mine: Tensors) -> None:
+    def _fetch_others(self, weights: Tensors) -> None:
         communicator = self.job.communicator
         everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
-            for name, values in mine.items():
+            for name, values in weights.items():
                 gathered = communicator.allgatherv(values.view(-1).numpy(), [values.numel()] * communicator.size)
                 for other, flat in zip(everyone, np.split(gathered, communicator.size), strict=True):
                     other[name] = torch.from_numpy(flat).view(values.shape).to(self.job.device)

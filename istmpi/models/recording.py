@@ -205,7 +205,7 @@ class Recorder(Watching):
 
 
 def _products(
-    name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], known: Provenance
+    name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], provenance: Provenance
 ) -> Iterator[tuple[Any, ...]]:
     """Yield (factor, factor, dimension, rows, inner length, columns) for each product of an operation.
 
@@ -216,7 +216,7 @@ def _products(
     if name in MATRIX and name not in VECTORS:
         a, b = args[MATRIX[name] :][:2]
         matrices, (rows, inner), columns = prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
-        if a in known and b not in known:
+        if a in provenance and b not in provenance:
             yield b, a, a.ndim - 2, matrices * columns, inner, rows
         else:
             yield a, b, b.ndim - 1, matrices * rows, inner, columns

@@ -57,7 +57,7 @@ class Best:
             if "validation_score" in line and line["round"] <= rounds:
                 self.take(line["round"], line["validation_score"])
 
-    def told(self, score_name: str) -> str:
+    def described(self, score_name: str) -> str:
         return (
             f"no better {score_name} on the validation split in {self.without_better} evaluations "
             f"(train.patience); the best was after round {self.round}"

@@ -61,10 +61,10 @@ class Training(Prepared):
         if self.told_to_end:
             return "ended by the program"
         if self.best and self.best.exhausted:
-            return self.best.told(self.score_name)
+            return self.best.described(self.score_name)
         return ""
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time_limit(self) -> None:
         limit = 60 * self.run.train.max_minutes
         self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
@@ -73,7 +73,7 @@ class Training(Prepared):
 
         Returns False if the round was dropped. Time outside all other phases of the clock counts as `other`.
         """
-        self._have_the_right_size()
+        self._grow_if_due()
         method, number = self.method, self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
@@ -87,7 +87,7 @@ class Training(Prepared):
         last = self.tally.end(method.examples - examples)
         last = followed(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
-        self._look_at_the_clock()
+        self._check_time_limit()
         return True
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
@@ -201,9 +201,9 @@ class Training(Prepared):
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:
-                self._go_on_at(self.sizes[header.side], {})
+                self._take_size(self.sizes[header.side], {})
             changes = changes_since(checkpoint, self)
-            self.shares.go_on(header.shares, header.ranks)
+            self.shares.restore(header.shares, header.ranks)
             self.rounds_done = header.round
             self._keep_slots(self._phase()[0])
             restored = restore(checkpoint, self.store)
@@ -214,6 +214,6 @@ class Training(Prepared):
                 changes.append("saved inside a round by an older version: the round starts again from the mean")
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
-        self.tally.go_on_from(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
-        self._look_at_the_clock()
+        self.tally.restore(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
+        self._check_time_limit()
         return changes

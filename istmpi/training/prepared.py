@@ -145,7 +145,7 @@ class Prepared:
     def plan_of_sizes(self) -> str:
         return plan_in_words(self.run, self._sides, self.sizes)
 
-    def _go_on_at(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
+    def _take_size(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
         for name in self.architecture.code.given:
             size.architecture.give(name, self.architecture.frozen[name])
@@ -157,7 +157,7 @@ class Prepared:
         data, ranks = self.dataset, self.communicator
         self.evaluator = Evaluator(self.run, self.architecture, data, self.store, ranks, device=self.device)
 
-    def _have_the_right_size(self) -> None:
+    def _grow_if_due(self) -> None:
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
         if size is self.size:
             return
@@ -165,7 +165,7 @@ class Prepared:
         anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
         tensors = self.method.of_this_rank()
         tensors = {name: values.clone() for name, values in tensors.items() if parameter_of(name) not in anew}
-        self._go_on_at(size, tensors)
+        self._take_size(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
         """Return the run with the method of the current phase, and the round since which optimizer state is kept."""

@@ -131,7 +131,7 @@ class Tally:
         self._on_the_clock: dict[str, float] = {}
         self._saving: dict[str, float] = {}
 
-    def go_on_from(self, counts: Counts) -> None:
+    def restore(self, counts: Counts) -> None:
         self.counts, self.last_round, self.pace = counts, None, Pace()
 
     def begin(self) -> None:

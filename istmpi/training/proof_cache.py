@@ -51,7 +51,7 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-        kept = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
+        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
         for old in kept[KEPT:]:
             old.unlink(missing_ok=True)
 

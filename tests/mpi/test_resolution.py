@@ -79,7 +79,7 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
     next(rounds), next(rounds)
     assert training.size.side == 4, "what was trained is evaluated at its size"
     before = whole(training)
-    training._have_the_right_size()
+    training._grow_if_due()
     after, new = whole(training), whole(Training(own_run(**settings | {"train__resolution": []}), comm))
     anew = {"dense.weight"} if "model__hidden" in settings else set()
     assert after.keys() == before.keys()

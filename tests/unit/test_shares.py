@@ -102,10 +102,10 @@ def test_a_checkpoint_remembers_what_is_decided_and_what_was_trained_last():
     assert shares.known(8) == {7: (0.6, 0.4)} == Shares(2, log=shares.known(8)).known(8)
     assert shares.known(9) == {8: (0.6, 0.4)}
     gone_on = Shares(2, follows=True)
-    gone_on.go_on({5: (0.5, 0.5), 7: (0.6, 0.4)}, 2)
+    gone_on.restore({5: (0.5, 0.5), 7: (0.6, 0.4)}, 2)
     assert [gone_on.of(round) for round in (6, 7, 30)] == [(0.5, 0.5), (0.6, 0.4), (0.6, 0.4)] and gone_on.follows
     elsewhere = Shares(3, follows=True)
-    elsewhere.go_on({5: (0.5, 0.5)}, 2)
+    elsewhere.restore({5: (0.5, 0.5)}, 2)
     assert elsewhere.of(7) is None
 
 
