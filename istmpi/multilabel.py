@@ -167,6 +167,6 @@ class Ranking:
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return each label's 1 / propensity: ``1 + (log(rows) - 1) * ((b + 1) / (counts + b)) ** a``."""
+    """Return each label's 1 / propensity: ``1 + max(log(rows) - 1, 0) * ((b + 1) / (counts + b)) ** a``."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

@@ -96,7 +96,7 @@ def described(
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """Return a run's network, the same on every rank; only rank 0 inspects it. Collective."""
+    """Return a run's network, which only rank 0 inspects. Collective. Raises ConfigError or DataError on every rank."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)

@@ -90,7 +90,7 @@ def speeds(option: str, text: str) -> tuple[float, ...]:
 
 
 def memory(option: str, text: str) -> float:
-    """Return the bytes of ``16GB`` or ``16GiB``."""
+    """Return the bytes of ``16GB`` or ``16GiB``. Raises ConfigError, which names ``option``."""
     return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, such as 16GB")
 
 

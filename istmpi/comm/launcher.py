@@ -22,7 +22,7 @@ def launched() -> tuple[int, int]:
 
 
 def on_this_host() -> tuple[list[int], int]:
-    """Return the ranks that run on this host, and the number started here; only this rank and 1 if unknown."""
+    """Return the ranks that run on this host, and how many started here; only this rank and 1 if unknown."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
             if present := _processes(name):

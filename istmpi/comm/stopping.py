@@ -86,7 +86,7 @@ class StopSign:
         return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
 
     def wished(self) -> str:
-        """Return this rank's reason to stop, or an empty text; reasons in other ranks' messages do not count.
+        """Return this rank's reason to stop, or an empty text; unread messages of other ranks do not count.
 
         Any thread may call it; it sends and receives no message.
         """

@@ -36,7 +36,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The measured speeds of a cluster's ranks; all times are in seconds."""
+    """A cluster's speeds, measured or assumed; all times are in seconds."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""Counts the elements of every parameter that ranks hold, in closed form, without a loop over ranks.
+"""Counts the elements of every parameter that ranks hold, in closed form if ranks have equal shares.
 
 All P ranks together hold |W|·P^(1-k) elements of a parameter W with k dealt axes (arXiv 1910.02120, section 3.3). If
 whole blocks are dealt out (``blocks[3]``), sizes are expected values, as exact fractions.

@@ -17,7 +17,7 @@ class TestSplit(NamedTuple):
     fraction: float | None = None
     seed: int = 0
     required: bool = False
-    """True: data with a test split are refused. False: that test split is used."""
+    """True: with a test split, ``fraction`` is refused. False: the split is used."""
 
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:

@@ -68,7 +68,7 @@ class Moments:
 
 
 NARROW = 2.0**-12
-"""Values that float32 rounds are too close together if their range is below this share of the largest value."""
+"""Values that float32 rounds need a range of at least this share of the largest value."""
 NARROWEST = 2.0**-19
 """The share, as `NARROW`, for values that are exact in float32 but whose mean is not."""
 NOISE = 4 * np.finfo(np.float64).eps
@@ -87,7 +87,7 @@ class Extent:
         """True for a group with close values, some of which float32 rounds."""
 
     def add(self, x: np.ndarray) -> None:
-        """Add a block [b, features], unless of bytes, which are exact in float32."""
+        """Add a block [b, features]; 8-bit values, exact in float32, are ignored."""
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
         runs = x.reshape(len(x), self._groups, -1)

@@ -49,7 +49,7 @@ class Route:
     every: int = 1
     """The number of rounds between means of common parameters."""
     early: int = 0
-    """The local steps between weights' departure and a round's end. Above 0, a round begins with the next pull."""
+    """The number of local steps after weights leave. Above 0, a round begins with the pull for the next round."""
     last: Collection[int] = ()
     """Numbers of the rounds, counted from 1, in which nothing leaves early."""
     wire: str = "float32"

@@ -96,9 +96,9 @@ class ParameterStore:
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
     def add_slots(self, slots: Collection[str]) -> None:
-        """Add slots, filled with zeros.
+        """Add slots (such as momentum), filled with zeros.
 
-        An entry of ``slots`` is a single `Slot`, or a kind that every parameter gets. Existing slots stay unchanged.
+        An entry of ``slots`` is a `Slot`, or a kind for all parameters. Existing slots stay unchanged.
         """
         weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
         kinds, requested = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}

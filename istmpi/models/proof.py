@@ -124,9 +124,9 @@ class Trial:
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """Return a parameter that proves nothing: its permutation alone does not change the outputs; "" if none.
+        """Return a parameter whose permutation alone does not change the outputs, a text if none has an effect, or "".
 
-        ``sure``: no other random weights will be tried. A parameter that has no effect at all then does not count.
+        ``sure``: no other random weights will be tried. A single parameter without effect then does not count.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):

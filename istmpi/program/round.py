@@ -35,7 +35,7 @@ def breaks(loop: FrameType | None) -> bool:
 
 
 class Guard:
-    """Calls a check before each pass of the newest module."""
+    """Calls a check before each forward pass of the last watched module."""
 
     _handle: RemovableHandle | None = None
 

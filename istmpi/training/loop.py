@@ -119,7 +119,7 @@ class Training(Prepared):
                 raise
 
     def arrange(self, number: int) -> None:
-        """Make the evaluator score the network in `form_of_run`, with subnets of round ``number``. Collective."""
+        """Make the evaluator score the run's form (evaluate.form), with subnets of round ``number``. Collective."""
         form = self.evaluator.form_of_run
         if form != "merged":
             self.evaluator.arrange(self.method.holders(number), form)

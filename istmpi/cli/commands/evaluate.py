@@ -20,7 +20,7 @@ from istmpi.foreign import printable
 @own_class
 @as_json
 def command(path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool) -> None:
-    """Score the network in CKPT on a whole split: its loss, and its accuracy or mean absolute error.
+    """Score the network in CKPT on a whole split: its loss, and its score, such as the accuracy.
 
     \b
     istmpi evaluate runs/digits/network.h5
