@@ -53,7 +53,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 ALONE = "one rank"
 """A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
 REGULARISED: Mapping[str, Mapping[str, object]] = {
-    **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 1e-2, 3e-2)},
+    **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)},
     **{f"dropout {fraction:g}": {"model.dropout": fraction} for fraction in (0.1, 0.2, 0.4)},
 }
 """Settings that are tried at the best learning rate of a row."""
