@@ -85,7 +85,7 @@ def prepare(
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material, notes = read(archive, decoder, **options), decoder.notes
-        write(material, target, force, notes.reading, progress)
+        write(kind, material, target, force, notes.reading, progress)
     for line in archive.passed_over():
         notes.leave_out(line)
     tested = zip(material.classes or (), _of_class(material, "test") or ())

@@ -26,7 +26,7 @@ def source(tmp_path, monkeypatch):
         decoder.notes.reading["columns"] = ["a", "b"]
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
         splits = {"train": (x, y), "test": (x, y)}
-        return material_of("made", "source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+        return material_of("source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
 
     monkeypatch.setitem(KINDS, "made", read)
     path = tmp_path / "source.csv"

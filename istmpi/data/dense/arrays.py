@@ -53,7 +53,7 @@ def material_of_arrays(
     notes.reading |= convention_of(types)
     of_bytes, shape = {*types} == {np.dtype(np.uint8)}, splits["train"][0].shape[1:]
     groups = shape[0] if len(shape) == 1 and not of_bytes else 1
-    return material_of("arrays", source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
+    return material_of(source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
 
 
 def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
@@ -201,7 +201,7 @@ def read_idx(archive: Archive, decoder: Decoder) -> Material:
     decoder.notes.assume(f"splits from file names: {', '.join(names)}")
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
     splits = {split: (x[split], labels[split]) for split in x}
-    return material_of("idx", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
 
 
 def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:

@@ -47,7 +47,7 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     notes.reading[OFFSET] = "removed"
     with one_thread():
         splits, classes, bad = decoder.run(archive, examples, clip_decoder(notes.reading), MOST_BYTES)
-    return material_of("speech", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
 
 
 def one_thread() -> AbstractContextManager:

@@ -140,7 +140,6 @@ BLOCK = 2**20
 
 
 def material_of(
-    kind: str,
     source: str,
     task: str,
     splits: Mapping[str, tuple[Any, np.ndarray]],
@@ -178,7 +177,7 @@ def material_of(
         extent.require_apart("output", source)
     mean, std, _ = moments.normalisation(groups)
     datasets |= {"normalisation/mean": mean, "normalisation/std": std}
-    return Material(kind, source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
+    return Material(source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
 
 
 def rows_per_block(features: int) -> int:

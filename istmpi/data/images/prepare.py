@@ -49,7 +49,7 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     if grey := modes <= {*GREY}:  # then all three channels are alike
         splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
     dtype, groups = np.dtype(np.uint8), 1 if grey else 3
-    return material_of("images", archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
 
 
 def image_decoder(
@@ -155,7 +155,7 @@ def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
     names = _classes(folder + layout.names, files[folder + layout.names], layout)
     *parts, test = (_batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches)
     splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
-    return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
+    return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
 def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:

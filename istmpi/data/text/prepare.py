@@ -203,5 +203,5 @@ def material_of(
     if json:
         datasets["tokenizer"] = np.frombuffer(json, np.uint8)
     counts = {split: values.shape[0] for split, values in tokens.items()}
-    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
+    of_text = source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
     return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})
