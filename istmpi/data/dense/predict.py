@@ -119,8 +119,7 @@ def _arrays_of(path: Path, split: str, test: TestSplit) -> tuple[dict[str, np.nd
 
 def _of_dataset(data: Dataset, source: str, shape: tuple[int, ...], split: str) -> Iterator[tuple[None, np.ndarray]]:
     _require_form(source, data.shape, shape)
-    if split not in data.splits:
-        raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
+    data.require_split(split, source)
     rows = data.normalised_by(None).reshaped((data.features,)).splits[split]
     for start in range(0, len(rows), step := rows_per_block(data.features)):
         x = rows.batch(np.arange(start, min(start + step, len(rows)))).inputs[0].numpy()

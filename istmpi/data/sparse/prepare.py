@@ -246,8 +246,7 @@ def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, An
     if not TASKS[data.task].ranks_labels:
         raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows.")
     _require(path, data.features, features)
-    if split not in data.splits:
-        raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
+    data.require_split(split, path)
     if differences := other_reading(data.reading, reading):
         raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
     return data.splits[split].rows, data.splits[split].guards
