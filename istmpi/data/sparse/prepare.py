@@ -194,8 +194,7 @@ def material_of(
         arrays |= {"label_indptr": (labels.offsets, "<i8"), "label_indices": (labels.arrays[0], "<i4")}
         datasets |= {f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()}
     counts = {split: len(rows) for split, (rows, _) in splits.items()}
-    of_rows = source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets
-    return Material(*of_rows, facts=facts or {})
+    return Material(source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets, facts=facts or {})
 
 
 def read_rows(
