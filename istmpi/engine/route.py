@@ -3,8 +3,6 @@
 Training executes the legs (`istmpi.engine.shards`), the cost model sums their bytes (`istmpi.cost.one_round`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

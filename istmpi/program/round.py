@@ -1,7 +1,5 @@
 """A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop takes."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
