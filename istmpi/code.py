@@ -1,7 +1,5 @@
 """Imports the user's code, a FILE.py or a package, and turns its errors into one line."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -43,7 +43,7 @@ class Task(ABC):
     numbers = 1
 
     inputs = "numbers"
-    """The kind of the data (`istmpi.data.hdf5.OPEN`), as messages name it."""
+    """The form of the data, as messages name it."""
     network = ""
     """The advice for a network that takes dense rows of numbers; empty if the task's data are such rows."""
     start: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -172,6 +172,12 @@ def real(
     name: str, metavar: str, help: str, least: float | None = None, largest: float | None = None, **settings: Any
 ) -> Decorator:
     return text(name, metavar, help, type=FiniteRange(least, largest), **settings)
+
+
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Return lines of names and their descriptions, in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:{width}}   {text}" for name, text in rows)
 
 
 as_json = flag("--json", "Print JSON for other programs.")

@@ -1,7 +1,5 @@
 """Communication in a thread while the caller computes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

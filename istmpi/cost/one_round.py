@@ -42,19 +42,11 @@ def run_bytes(
 
 
 def round_bytes(
-    run: Run,
-    architecture: Architecture,
-    ranks: int,
-    round: int,
-    shares: Shares | None = None,
-    fresh: bool | None = None,
+    run: Run, architecture: Architecture, ranks: int, round: int, shares: Shares | None = None
 ) -> list[int]:
-    """Return the bytes that each rank sends in a round. ``shares`` replace those of the settings.
-
-    ``fresh``: True if the round is the first of its method in a job, as round 0 always is.
-    """
+    """Return the bytes that each rank sends in a round. ``shares`` replace those of the settings."""
     route, moved = _route(run, architecture, ranks, shares)
-    return _sent(run, architecture, route, moved, round, fresh or round == 0).tolist()
+    return _sent(run, architecture, route, moved, round, round == 0).tolist()
 
 
 def _sent(

@@ -162,6 +162,10 @@ class Dataset:
     example: tuple[Any, ...] | None = None
     """Inputs of a sample batch, perhaps trees; only for data that ``shape`` does not describe."""
 
+    def require_split(self, split: str, source: object) -> None:
+        if split not in self.splits:
+            raise DataError(f"{source} has no split {split}; it has {', '.join(self.splits)}.")
+
     @property
     def scoring(self) -> type[Task]:
         return self.own_task or TASKS[self.task]

@@ -2,9 +2,12 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
+from pathlib import Path
 from sys import intern
 from typing import Any
 
@@ -12,7 +15,8 @@ import numpy as np
 
 from istmpi.data.archive import Archive, store
 from istmpi.data.dataset import SPLITS, WORDS
-from istmpi.data.holdout import held_out
+from istmpi.data.dense.split import rows_per_block
+from istmpi.data.holdout import NO_TEST, TestSplit, held_out
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
 
@@ -123,6 +127,56 @@ class Decoder(ExitStack):
             f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, "
             f"among them {', '.join(names)} ({bad[names[0]]}). Repair them, or raise --max-bad."
         )
+
+
+Block = tuple[Sequence[str | int] | None, np.ndarray, Sequence[str] | None]
+"""Names of examples (None: numbers), x [b, features], not normalised, and true classes (None: unknown)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Choices of `istmpi predict`, for a network whose training data had examples of this ``shape``."""
+
+    shape: tuple[int, ...]
+    split: str = "test"
+    resize: bool = False
+    """True to resize images to ``shape``."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """The training data's conventions; ``header`` and ``delimiter`` override them."""
+    skipped: Callable[[str, str], None] = lambda name, reason: None
+    """Called with an unreadable file's name and the reason."""
+    label: str | None = None
+    """A table's column to leave out."""
+    header: bool | None = None
+    delimiter: str | None = None
+    notes: Notes = field(default_factory=Notes)
+    test: TestSplit = NO_TEST
+
+
+def decoded(
+    path: Path,
+    request: Request,
+    endings: tuple[str, ...],
+    decode: Callable[[str, bytes], np.ndarray],
+    most_bytes: int,
+    context: Callable[[], AbstractContextManager] = nullcontext,
+) -> Iterator[Block]:
+    """Yield the decoded files of ``path`` that have one of the endings; ``context`` is around the work on a block."""
+    archive = Archive(path)
+    names = [name for name in archive.names if name.lower().endswith(endings)]
+    if not names:
+        raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
+    contents, step = archive.read(names, most_bytes), rows_per_block(prod(request.shape))
+    while part := list(islice(contents, step)):
+        rows: dict[str, np.ndarray] = {}
+        with context():
+            for name, content in part:
+                try:
+                    rows[name] = decode(name, content).reshape(-1).astype(np.float32)
+                except BadFileError as error:
+                    request.skipped(name, str(error))
+        if rows:
+            yield list(rows), np.stack(list(rows.values())), None
 
 
 def with_holdout(examples: list[Example]) -> list[Example]:

@@ -16,11 +16,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from istmpi.data import KINDS, OTHER
 from istmpi.data.dataset import SPLITS, Dataset, Split
-from istmpi.data.graph.split import open_graph
-from istmpi.data.images.split import open_examples
-from istmpi.data.sparse.split import open_rows
-from istmpi.data.text.split import open_text
 from istmpi.data.writer import FORMAT, READING
 from istmpi.errors import DataError
 from istmpi.hdf5 import (
@@ -43,12 +40,6 @@ from istmpi.hdf5 import (
 from istmpi.tasks import TASKS
 
 Opened = tuple[dict[str, Split], dict[str, Any]]
-OPEN: dict[str, Callable[["PreparedFile"], Opened]] = {
-    "numbers": open_examples,
-    "text": open_text,
-    "sparse rows": open_rows,
-    "a graph": open_graph,
-}
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
 """Names of large datasets, whose blocks are verified when first read."""
@@ -90,10 +81,11 @@ class PreparedFile:
         task = self.text("task")
         if task not in TASKS:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
-        splits, facts = OPEN[TASKS[task].inputs](self)
+        kind = self.text("kind")
+        splits, facts = KINDS.get(kind, OTHER).open(self)
         facts["reading"] = json.loads(self.mapped(READING).tobytes()) if self.has(READING) else {}
         facts |= {"outputs": self.outputs, "classes": self.names("classes")}
-        facts |= {"source": self.text("source"), "kind": self.text("kind"), "shape": facts.get("shape") or self.shape}
+        facts |= {"source": self.text("source"), "kind": kind, "shape": facts.get("shape") or self.shape}
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}{CURE}")

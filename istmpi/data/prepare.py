@@ -1,40 +1,19 @@
-"""Turns files of data into one prepared file.
+"""Turns files of data into one prepared file."""
 
-To add a source, write a function ``read(archive, decoder, **options) -> Material`` and name it in KINDS. Keyword-only
-arguments are the source's options. ``read`` raises ConfigError or DataError.
-"""
-
-import inspect
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from istmpi.data import KINDS
 from istmpi.data.archive import Archive
 from istmpi.data.decoder import Decoder, Note, first_of
-from istmpi.data.dense import arrays, speech, tables
-from istmpi.data.graph import prepare as graph
-from istmpi.data.images import prepare as images
-from istmpi.data.sparse import prepare as xc
-from istmpi.data.text import prepare as text
 from istmpi.data.writer import Material, Progress, check_target, write
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import TASKS
-
-KINDS: dict[str, Callable[..., Material]] = {
-    "speech": speech.read,
-    "images": images.read,
-    "idx": arrays.read_idx,
-    "arrays": arrays.read,
-    "csv": tables.read,
-    "text": text.read,
-    "xc": xc.read,
-    "graph": graph.read,
-}
 
 
 @dataclass(frozen=True)
@@ -72,10 +51,9 @@ def prepare(
     ``target`` as it was. Raises ConfigError, DataError or OutputError.
     """
     started, target = time.monotonic(), Path(target)
-    if (read := KINDS.get(kind)) is None:
+    if kind not in KINDS:
         raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
-    parameters = inspect.signature(read).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    names = [name for name, _, _ in KINDS[kind].options]
     for option in (option for option in options if option not in names):
         takes = did_you_mean(option, names) if names else "; it has no options"
         raise ConfigError(f"data kind {kind} has no option {option}{takes}")
@@ -84,8 +62,8 @@ def prepare(
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
-        material, notes = read(archive, decoder, **options), decoder.notes
-        write(material, target, force, notes.reading, progress)
+        material, notes = KINDS[kind].read(archive, decoder, **options), decoder.notes
+        write(kind, material, target, force, notes.reading, progress)
     for line in archive.passed_over():
         notes.leave_out(line)
     tested = zip(material.classes or (), _of_class(material, "test") or ())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from istmpi.data import KINDS
 from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.decoder import Notes
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from istmpi.config import Data
 
 RANK = "{rank}"
-_KINDS = {".csv": "csv", ".npy": "arrays", ".txt": "text", ".jsonl": "text", ".svm": "xc"}
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
@@ -75,8 +75,6 @@ def open_dataset(
     if not path.exists():
         raise DataError(f"data {path} does not exist{_nearest(path)}")
     if not path.is_file():
-        from istmpi.data.prepare import KINDS  # it loads all readers
-
         cure = f" Use istmpi prepare ({', '.join(KINDS)})." * path.is_dir()
         raise DataError(f"data {path} is {kind_of(path)}; it must be a file.{cure}")
     if path.suffix == ".npz":
@@ -84,7 +82,7 @@ def open_dataset(
     if path.suffix in SUFFIXES:
         test.is_drawn(source, True)
         return windowed(open_prepared(path), length)
-    kind = _KINDS.get(path.suffix, "KIND")
+    kind = next((kind.name for kind in KINDS.values() if path.suffix in kind.endings), "KIND")
     raise DataError(f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5")
 
 
@@ -93,7 +91,7 @@ def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
     with path.open("rb") as file:
         made = material_of_arrays(with_test_drawn(load_arrays(file, source), source, test), source, notes)
     rows = {split: (made.datasets[f"{split}/x"][:], made.datasets[f"{split}/y"]) for split in made.counts}
-    splits = {split: examples_of("arrays", made.shape, x, y) for split, (x, y) in rows.items()}
+    splits = {split: examples_of(made.shape, x, y) for split, (x, y) in rows.items()}
     assumed = tuple(
         str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
         for note in (*notes.assumed, *notes.left_out)
@@ -116,7 +114,7 @@ def open_digits() -> Dataset:
     moments.add(x[~test])
     shape, normalisation = (1, 8, 8), moments.normalisation(groups=1)
     parts = {"train": ~test, "test": test}
-    splits = {name: examples_of("digits", shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
+    splits = {name: examples_of(shape, x[rows], y[rows], normalisation) for name, rows in parts.items()}
     classes = tuple(str(digit) for digit in range(10))
     return Dataset(splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", *normalisation[:2])
 

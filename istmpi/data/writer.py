@@ -31,7 +31,6 @@ Progress = Callable[[str, int, int], None]
 class Material:
     """The content of a prepared file."""
 
-    kind: str
     source: str
     task: str
     shape: tuple[int, ...]
@@ -86,6 +85,7 @@ def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
 
 
 def write(
+    kind: str,
     material: Material,
     target: str | os.PathLike,
     force: bool = False,
@@ -99,7 +99,7 @@ def write(
     if reading:
         datasets[READING] = np.frombuffer(json.dumps(reading).encode(), np.uint8)
     total = sum(values.shape[0] for values in datasets.values())
-    attributes = {"format": FORMAT, "version": VERSION, "kind": material.kind, "source": material.source}
+    attributes = {"format": FORMAT, "version": VERSION, "kind": kind, "source": material.source}
     attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
     try:
         with writing(target), new_file(beside, _ROOM) as file:

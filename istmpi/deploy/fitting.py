@@ -1,7 +1,5 @@
 """Finds the code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

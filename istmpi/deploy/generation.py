@@ -1,7 +1,5 @@
 """The continuation of a prompt, token by token."""
 
-from __future__ import annotations
-
 import codecs
 import inspect
 import sys

@@ -112,7 +112,7 @@ class CalibratedNetwork:
             )
         if normalisation and normalisation.offset is not None:
             x = less(x, normalisation.offset)
-        examples = examples_of(data.kind, data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
+        examples = examples_of(data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
         return examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
 
 

@@ -1,30 +1,26 @@
 """Predictions as text, a line for each example, a batch at a time."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from istmpi.data.dense.predict import Block
+from istmpi.data.decoder import Block
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import SUFFIXES
+from istmpi.deploy.network import CalibratedNetwork
 from istmpi.errors import DataError
 from istmpi.foreign import printable
 from istmpi.multilabel import ranked_first
 from istmpi.tasks import TASKS
-
-if TYPE_CHECKING:
-    from istmpi.deploy.network import CalibratedNetwork
 
 BATCH = 256
 """The most examples that are predicted at a time."""
@@ -32,19 +28,16 @@ MOST_LOGITS = 2**25
 """Logits of ranked labels that are in memory at a time."""
 
 
-Predicted = tuple[Sequence[str | int], np.ndarray]
-"""The names of some examples, and a network's outputs for them, ``[b, outputs]``."""
-
-
-def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predicted]:
-    for names, x in blocks:
+def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield blocks with a network's outputs, ``[b, outputs]``, in place of x."""
+    for names, x, true in blocks:
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)
-            yield names[rows], network(x[rows])
+            yield names[rows], network(x[rows]), true and true[rows]
 
 
 def lines(
-    predictions: Iterable[Predicted],
+    predictions: Iterable[Block],
     classes: Sequence[str] | None,
     outputs: int,
     all_outputs: bool,
@@ -52,14 +45,12 @@ def lines(
     example: str = "example",
     named: Sequence[str] | None = None,
     top: int | None = None,
-    true: Sequence[str] | None = None,
 ) -> Iterator[str]:
     """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column names, or ``jsonl``.
 
     ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2, None the likeliest class,
     or the outputs of a network without classes. ``all_outputs``: True adds all outputs. ``example``: the name of the
-    first column. ``named``: the names of outputs that are not classes. ``true``: the true classes of all examples, for
-    a column.
+    first column. ``named``: the names of outputs that are not classes.
     """
     classes = classes and tuple(map(printable, classes))
     answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
@@ -68,9 +59,10 @@ def lines(
     if named and classes is None:
         keys = tuple(map(printable, named))
         names = [f"output_{name}" if name == example else name for name in keys]
-    rest = ([printable(its)] for its in true) if classes and true else repeat([])
-    header, first = [example, *answer, *["true_class"] * bool(classes and true), *names], True
-    for examples, values in predictions:
+    first = True
+    for examples, values, true in predictions:
+        rest = [[printable(its)] for its in true] if classes and true else [[]] * len(values)
+        header = [example, *answer, *["true_class"] * bool(classes and true), *names]
         answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
         rows = [
             [name, *chosen, *its, *map(_number, row[: len(names)])]
@@ -133,7 +125,7 @@ def node_lines(
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
     parts = (range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH))
-    predictions = ((part, logits[part.start : part.stop]) for part in parts)
+    predictions = ((part, logits[part.start : part.stop], None) for part in parts)
     return lines(predictions, classes, outputs, all_outputs, form, "node")
 
 

@@ -48,8 +48,7 @@ def evaluate(
             data = data.with_target_offset(checkpoint.target_offset)
         if checkpoint.targets:
             data = data.standardised(checkpoint.targets)
-        if split not in data.splits:
-            raise DataError(f"{source} has no split {split}; it has {', '.join(data.splits)}.")
+        data.require_split(split, source)
         network = runnable(checkpoint, model, data.example)
         store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
         fill(checkpoint, store)

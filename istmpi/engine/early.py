@@ -6,8 +6,6 @@ that trains it next, or else to its owner. Other elements stay. After the round 
 has all dealt values that it trains next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ that two ranks have in common are an outer product, too. Every message therefore
 federated averaging `Replicated`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Training executes the legs (`istmpi.engine.shards`), the cost model sums their bytes (`istmpi.cost.one_round`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +47,7 @@ class Route:
     every: int = 1
     """The number of rounds between means of common parameters."""
     early: int = 0
-    """The number of local steps after weights leave. Above 0, a round begins with the pull for the next round."""
+    """The number of local steps after weights leave. Above 0, a round begins with the next pull."""
     last: Collection[int] = ()
     """Numbers of the rounds, counted from 1, in which nothing leaves early."""
     wire: str = "float32"

@@ -4,8 +4,6 @@ Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between 
 dealt parameters, and every rank newer values of common parameters; `Shards.flush` brings newer values to the owners.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import accumulate
 from math import prod

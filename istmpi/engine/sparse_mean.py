@@ -6,8 +6,6 @@ error  <- error - sent
 tensor <- start + the ranks' mean of sent
 """
 
-from __future__ import annotations
-
 import torch
 
 from istmpi.comm import Communicator

@@ -1,7 +1,5 @@
 """Computes leaves whose weights' rows are spread over ranks that have the same or different examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

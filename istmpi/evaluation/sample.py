@@ -1,7 +1,5 @@
 """The examples of an evaluation: the scored examples of a split, and a sample for calibration."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from istmpi import rng

@@ -4,8 +4,6 @@ Between two products a unit needs no other unit, except in a normalisation over 
 over the ranks. A product gathers all units of some nodes at a time. The last product adds up the ranks' contributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from functools import partial
 

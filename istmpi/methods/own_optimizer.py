@@ -1,7 +1,5 @@
 """An optimizer that a user's program makes, of any class, with parameter groups and a schedule."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ A schedule's functions take the optimizer's settings and the run's number of ste
 Steps are numbered from 0, through all rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, pi

@@ -5,8 +5,6 @@ a linear map of weight and momentum, the same for all rows last updated in the s
 its postponed updates, when it is next read, or at the round's end. Except for rounding, every row moves as in SGD.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

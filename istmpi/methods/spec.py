@@ -99,7 +99,7 @@ class MethodSpec:
 
     @property
     def learns_from_others(self) -> bool:
-        """True if ranks run batches through the other ranks' networks, too."""
+        """True if ranks run batches through the other ranks' networks."""
         return "all-gather" in self.sends
 
     def load(self) -> type[Method]:

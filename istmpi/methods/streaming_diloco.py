@@ -10,8 +10,6 @@ Ranks send differences from the common values as floats of 4 bits (`istmpi.engin
 optimizer state, which is never reset. The common values are evaluated and saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The network that this rank trains in a round, and the network's optimizer, which steps without communication."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -257,7 +257,7 @@ def draw_values(
     lengths: Mapping[str, int],
     dtype: torch.dtype,
 ) -> None:
-    """Give initial values to the parameters; each call of a leaf draws its own anew."""
+    """Give parameters initial values; each call of a leaf draws its own."""
     generator = torch.Generator().manual_seed(0)
 
     def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:

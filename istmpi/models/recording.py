@@ -1,7 +1,5 @@
 """Records the operations of a forward pass as PyTorch computes them: products, normalisations and sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The arguments of `istmpi.Distributed`, and the settings of the run that arguments stand for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The interface for a training loop that a user writes, around a network that all ranks train (docs/own-loop.md)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop takes."""
 
-from __future__ import annotations
-
 import dis
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import FrameType
@@ -35,7 +33,7 @@ def breaks(loop: FrameType | None) -> bool:
 
 
 class Guard:
-    """Calls a check before each forward pass of the last watched module."""
+    """Calls a check before each pass of the last watched module."""
 
     _handle: RemovableHandle | None = None
 

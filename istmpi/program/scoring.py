@@ -1,7 +1,5 @@
 """Scores the full network by a user's function, and calibrates batch normalisations with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain

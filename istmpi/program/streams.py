@@ -145,10 +145,7 @@ class Streams:
         """Streams whose first batches must still be compared between ranks."""
 
     def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream. Raises ConfigError or DataError if the loader cannot be used.
-
-        Its data may differ between ranks only with ``local``, and must be the same after resuming.
-        """
+        """Return a loader's stream; ``local``: ranks' data differ. Raises ConfigError or DataError if unusable."""
         key = id(loader)
         if draws_at_random(loader):  # a new loader of the same data set, as in each round, continues its stream
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local

@@ -1,7 +1,5 @@
 """Trains on every rank, round by round, with evaluations; saves its state and resumes from it."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from pathlib import Path
 

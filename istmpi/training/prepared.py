@@ -1,7 +1,5 @@
 """Sets up a run on every rank: checks everything, opens its data, makes its network and its method."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -33,7 +33,7 @@ class LastRound:
     bytes: int
     examples: int
     phases: Mapping[str, float]
-    """Seconds by phase: means over ranks, but this rank's own for `save` before the round and `evaluate` after it."""
+    """Seconds by phase: means over ranks, this rank's own for `save` before the round and `evaluate` after it."""
     compute: tuple[float, ...]
     wait: tuple[float, ...]
     """Each rank's seconds of waiting for other ranks after its local steps."""

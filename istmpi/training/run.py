@@ -1,7 +1,5 @@
 """Sets up a whole run in its folder, new or resumed, and carries it out."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The record of a run in its folder: metrics, checkpoints, the network and a summary."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

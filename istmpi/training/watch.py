@@ -1,7 +1,5 @@
 """Callbacks for the events of a run, and the summary of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -51,7 +51,7 @@ def test_the_answers_for_examples_as_they_are_in_the_data(comm, shared_tmp):
     scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
     assert sum(part.score * part.examples for part in scores) == pytest.approx(right[: N // 2].sum())
     np.savetxt(shared_tmp / f"{comm.rank}.csv", TIMES, delimiter=",", fmt="%.17g")
-    ((_, x),) = read_inputs(str(shared_tmp / f"{comm.rank}.csv"), "arrays", (2,))
+    ((_, x, _),) = read_inputs(str(shared_tmp / f"{comm.rank}.csv"), "arrays", (2,))
     np.testing.assert_array_equal(network(x), network(TIMES))
     with pytest.raises(ConfigError, match="too close together for an export's float32"):
         export(path, "npz")

@@ -66,7 +66,7 @@ def data(row: Row, folder: Path) -> Path:
         labels, clusters = np.arange(EXAMPLES) % OUTPUTS, np.sort(np.arange(EXAMPLES) % 4).astype(np.int32)
         nodes = {"train": np.arange(0, EXAMPLES, 2), "test": np.arange(1, EXAMPLES, 2)}
         classes = tuple(map(str, range(OUTPUTS)))
-        write(material_of("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters)), path)
+        write("graph", material_of("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters)), path)
     else:
         x = random.normal(size=(EXAMPLES, *row.shape)).astype(np.float32)
         y = np.arange(EXAMPLES) % OUTPUTS

@@ -35,7 +35,7 @@ def write(path, several=False, seed=0, nodes=NODES, edges=70):
     graph = made(seed, several, nodes, edges)
     nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
-    write_file(material_of("made", CLASSES, classes, nodes, graph), path)
+    write_file("graph", material_of("made", CLASSES, classes, nodes, graph), path)
     return str(path)
 
 

@@ -32,7 +32,7 @@ def write(path, x, y):
     if "y" in offsets:
         labels = {split: less(rows, offsets["y"]) for split, rows in labels.items()}
     splits = {split: (x_of[split], labels[split]) for split in x_of}
-    material = material_of("arrays", "made", task, splits, classes, np.dtype(np.float32), x.shape[1])
+    material = material_of("made", task, splits, classes, np.dtype(np.float32), x.shape[1])
     datasets = {**material.datasets, **{OFFSETS[name]: offset for name, offset in offsets.items()}}
-    write_file(replace(material, datasets=datasets), path, reading={"type": "floats"})
+    write_file("arrays", replace(material, datasets=datasets), path, reading={"type": "floats"})
     return str(path)

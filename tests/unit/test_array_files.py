@@ -142,7 +142,7 @@ def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     assert report.counts == {"train": 30, "test": 30, "validation": 5}
     assert "2 arrays: ids, z" in notes_of(report)
     assert len(open_dataset(str(tmp_path / "a.npz")).splits) == 3
-    ((_, x),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
+    ((_, x, _),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
     assert len(x) == 5
     with pytest.raises(DataError, match="has both x and X"):
         prepared(tmp_path, x=X, X=X, y=Y)
@@ -160,7 +160,7 @@ def test_channels_last(tmp_path):
     assert np.array_equal(rows, x.transpose(0, 3, 1, 2).reshape(30, -1))
     for name, array in (("all", x), ("one", x[0])):
         np.save(tmp_path / f"{name}.npy", array)
-        ((_, read),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
+        ((_, read, _),) = read_inputs(str(tmp_path / f"{name}.npy"), "arrays", (3, 8, 9), reading=data.reading)
         assert np.array_equal(read, rows[: len(read)])
     np.save(tmp_path / "flat.npy", x.reshape(30, -1))
     with pytest.raises(DataError, match=r"give \[n, height, width, channels\], as in training"):

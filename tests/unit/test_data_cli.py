@@ -1,15 +1,11 @@
 """`istmpi prepare`: a skin over the library, with progress on stderr and a table at the end."""
 
-import click
-import pytest
 from click.testing import CliRunner
 from data_files import make_idx, make_images, make_speech
 
 from istmpi.cli import output
 from istmpi.cli.commands.prepare import command
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.prepare import KINDS
-from istmpi.errors import ConfigError
 
 
 def invoke(*words):
@@ -36,22 +32,10 @@ def test_the_options_reach_the_library(tmp_path):
     assert "train/cat/[red].png" in result.stdout
 
 
-def test_errors_are_raised_for_the_caller_to_print(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean speech"):
-        invoke("speach", tmp_path, tmp_path / "data.h5")
-    with pytest.raises(ConfigError, match="idx has no option label"):
-        invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5", "--label", "x")
-
-
 def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
     result = invoke("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5")
     assert "decoding 12 of 12" in result.stderr
-
-
-def test_the_help_names_every_kind():
-    text = command.get_help(click.Context(command))
-    assert all(f"\n    {kind} " in text for kind in KINDS)
 
 
 def test_a_small_file_has_a_size_and_a_table_no_files_to_skip(tmp_path):

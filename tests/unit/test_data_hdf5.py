@@ -24,7 +24,6 @@ Y = np.arange(30) % 3
 
 def made(x=X, y=Y, **changes):
     values = {
-        "kind": "arrays",
         "source": "made up",
         "task": "classification",
         "splits": {"train": (x[:20], y[:20]), "test": (x[20:], y[20:])},
@@ -37,7 +36,7 @@ def made(x=X, y=Y, **changes):
 
 
 def write(path, x=X, y=Y, **changes):
-    write_file(made(x, y, **changes), path)
+    write_file("arrays", made(x, y, **changes), path)
     return path
 
 
@@ -108,14 +107,14 @@ def broken(source):
 
 def test_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        write_file(broken(Broken()), tmp_path / "data.h5")
+        write_file("arrays", broken(Broken()), tmp_path / "data.h5")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_leaves_the_old_file_as_it_was(file):
     before = file.read_bytes()
     with pytest.raises(ZeroDivisionError):
-        write_file(broken(Broken()), file, force=True)
+        write_file("arrays", broken(Broken()), file, force=True)
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
     x = X.copy()
     x[1, 4] = np.nan
@@ -125,24 +124,24 @@ def test_a_failure_leaves_the_old_file_as_it_was(file):
 
 def test_an_existing_target_is_kept_unless_forced(file):
     with pytest.raises(ConfigError, match=r"data.h5 exists.*--force"):
-        write_file(made(), file)
-    write_file(made(source="new"), file, force=True)
+        write_file("arrays", made(), file)
+    write_file("arrays", made(source="new"), file, force=True)
     assert open_prepared(file).source == "new"
 
 
 def test_a_target_that_training_would_not_know_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Name it data.bin.h5"):
-        write_file(made(), tmp_path / "data.bin")
+        write_file("arrays", made(), tmp_path / "data.bin")
 
 
 def test_a_missing_folder_is_an_output_error(tmp_path):
     with pytest.raises(OutputError, match="the folder .* does not exist"):
-        write_file(made(), tmp_path / "nowhere" / "data.h5")
+        write_file("arrays", made(), tmp_path / "nowhere" / "data.h5")
 
 
 def test_a_folder_that_takes_no_files_is_an_output_error():
     with pytest.raises(OutputError, match="cannot be written"):
-        write_file(made(), "/proc/data.h5")
+        write_file("arrays", made(), "/proc/data.h5")
 
 
 def test_the_file_is_not_held_open(file):

@@ -176,7 +176,7 @@ def test_what_pillow_reads_is_read(tmp_path, ending):
         Image.new("L", (5, 4), 99).save(folder / "cat" / f"x{number}.{ending}", form)
     report = prepare("images", folder, tmp_path / "data.h5")
     assert sum(report.counts.values()) == 5 and not report.left_out
-    names = [name for block, _ in read_inputs(str(folder), "images", (1, 4, 5)) for name in block]
+    names = [name for block, _, _ in read_inputs(str(folder), "images", (1, 4, 5)) for name in block]
     assert f"cat/x0.{ending}" in names
 
 
@@ -233,11 +233,11 @@ def test_other_formats_of_sound_are_read(tmp_path):
     folder = make_speech(tmp_path / "in")
     wav = folder / "no" / "ann_nohash_0.wav"
     sound, rate = soundfile.read(wav)
-    _, expected = next(read_inputs(str(wav), "speech", (1, 128, 32)))
+    _, expected, _ = next(read_inputs(str(wav), "speech", (1, 128, 32)))
     soundfile.write(wav.with_suffix(".flac"), sound, rate)
     wav.unlink()
     assert sum(prepare("speech", folder, tmp_path / "data.h5").counts.values()) == 12
-    _, x = next(read_inputs(str(wav.with_suffix(".flac")), "speech", (1, 128, 32)))
+    _, x, _ = next(read_inputs(str(wav.with_suffix(".flac")), "speech", (1, 128, 32)))
     np.testing.assert_allclose(x, expected, atol=0.05)
 
 
@@ -258,7 +258,7 @@ def test_a_constant_offset_is_removed_and_networks_from_before_keep_it(tmp_path)
     first = examples_of(data.train, np.arange(1))[0]
     np.testing.assert_allclose(first.reshape(128, 32), log_mel(clip, 8000), atol=1e-3)
     path = str(folder / "no" / "ann_nohash_0.wav")
-    (_, now), (_, before) = (next(read_inputs(path, "speech", data.shape, reading=r)) for r in (data.reading, {}))
+    (_, now, _), (_, before, _) = (next(read_inputs(path, "speech", data.shape, reading=r)) for r in (data.reading, {}))
     np.testing.assert_array_equal(now, first)
     np.testing.assert_array_equal(before.reshape(128, 32), log_mel(clip + np.float32(0.3), 8000))
 

@@ -11,6 +11,7 @@ from istmpi.cli.commands.prepare import command
 from istmpi.data.archive import Archive
 from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
+from istmpi.data.kind import Kind
 from istmpi.data.prepare import KINDS, prepare
 from istmpi.data.writer import Material
 
@@ -26,9 +27,9 @@ def source(tmp_path, monkeypatch):
         decoder.notes.reading["columns"] = ["a", "b"]
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
         splits = {"train": (x, y), "test": (x, y)}
-        return material_of("made", "source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+        return material_of("source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
 
-    monkeypatch.setitem(KINDS, "made", read)
+    monkeypatch.setitem(KINDS, "made", Kind("made", read=read))
     path = tmp_path / "source.csv"
     path.write_text("")
     return path

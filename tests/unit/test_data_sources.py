@@ -7,7 +7,6 @@ import pytest
 from batches import examples_of
 from data_files import example_arrays, make_arrays
 
-from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 
@@ -95,11 +94,6 @@ def test_each_rank_its_own_file(tmp_path):
     assert set(data.train.labels()) == {1}
     with pytest.raises(ConfigError, match="this command reads one file"):
         open_dataset(str(tmp_path / "part{rank}.npz"))
-
-
-def test_a_prepared_file(tmp_path):
-    prepare("arrays", make_arrays(tmp_path / "in"), tmp_path / "data.h5")
-    assert len(open_dataset(str(tmp_path / "data.h5")).train) == 20
 
 
 def test_a_missing_file_and_the_nearest_name(tmp_path):

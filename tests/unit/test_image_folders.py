@@ -64,7 +64,7 @@ def test_a_coloured_image_for_a_network_of_grey_ones_is_named(tmp_path):
     with pytest.raises(DataError, match="0.png is in colour, but the training data is grey"):
         list(read_inputs(str(tmp_path / "in"), "images", (1, 7, 9)))
     save(picture(9, 7, "L"), tmp_path / "in" / "0.png")
-    ((_, x),) = read_inputs(str(tmp_path / "in"), "images", (3, 7, 9))
+    ((_, x, _),) = read_inputs(str(tmp_path / "in"), "images", (3, 7, 9))
     assert x.shape == (1, 3 * 7 * 9)
 
 
@@ -102,7 +102,7 @@ def test_a_picture_for_a_network_of_oblong_ones_is_cut_to_their_ratio(tmp_path):
     wide = Image.new("L", (40, 10), 0)
     wide.paste(200, (8, 0, 32, 10))  # a filter looks two pixels beyond the edge
     save(wide, tmp_path / "in" / "0.png")
-    ((_, x),) = read_inputs(str(tmp_path / "in"), "images", (1, 5, 10), resize=True)
+    ((_, x, _),) = read_inputs(str(tmp_path / "in"), "images", (1, 5, 10), resize=True)
     assert (x == 200).all()
 
 

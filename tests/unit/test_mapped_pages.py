@@ -27,7 +27,7 @@ def file(tmp_path_factory, pixels):
     path = tmp_path_factory.mktemp("images") / "data.h5"
     x = pixels.reshape(-1, 2, 128, 128)
     splits = {"train": (x, np.arange(COUNT) % 2), "test": (x[:2], np.arange(2))}
-    write(material_of("images", "x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
+    write("images", material_of("x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
     return path
 
 

@@ -127,7 +127,7 @@ def test_rows_less_another_offset_are_normalised_alike(tmp_path):
     assert shifted.offset is normalisation.offset
     trained_on = Normalisation(data.mean, data.std, data.offset)
     np.testing.assert_array_equal(all_rows(shifted.normalised_by(trained_on))[0], all_rows(data)[0])
-    ((_, x),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
+    ((_, x, _),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
     assert np.isin(x[:, 0], KINDS["Unix times"]).all()
 
 

@@ -17,7 +17,11 @@ from plain_mlp import plain
 from small import small_run
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.cli.main import _command
 from istmpi.comm import world
+from istmpi.data import KINDS
+from istmpi.data.dense.split import material_of
+from istmpi.data.kind import Kind
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
@@ -162,6 +166,44 @@ def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
     assert result.stderr == ""
     assert result.stdout.splitlines()[0].startswith("example,class,probability,true_class,output_0")
     assert result.stdout.splitlines()[1] == "0"
+
+
+def test_a_kind_of_data_is_what_it_declares(tmp_path, istmpi_command, monkeypatch):
+    """A kind that no file of istmpi names is in the help, prepared, advised for its files and predicted."""
+
+    def rows_of(text, key):
+        rows = np.array([json.loads(line)[key] for line in text.splitlines()], np.float32)
+        return rows[:, :-1], rows[:, -1].astype(int)
+
+    def read(archive, decoder, *, key):
+        decoder.notes.reading["key"] = key
+        rows = rows_of(dict(archive.read(archive.names))["in.made"], key)
+        splits = {"train": rows, "test": rows}
+        return material_of("made", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+
+    def examples(path, request):
+        x, y = rows_of(path.read_text(), request.reading["key"])
+        yield None, x, [*map(str, y)]
+
+    key = "key", "KEY", "key of the numbers."
+    made = Kind("made", "lines", read, (key,), (".made",), ("FILE.made", "more lines"), examples)
+    monkeypatch.setitem(KINDS, "made", made)
+    monkeypatch.setattr("istmpi.cli.main._command", _command.__wrapped__)
+    for name in ("prepare", "predict"):
+        monkeypatch.delitem(sys.modules, f"istmpi.cli.commands.{name}", raising=False)
+    help = istmpi_command("prepare", "--help")[1]
+    assert "\n    made     lines\n" in help and "made: key of the numbers." in help and "text: key of the text" in help
+    assert "\n    FILE.made                  more lines\n" in istmpi_command("predict", "--help")[1]
+    path, target = tmp_path / "in.made", tmp_path / "data.h5"
+    path.write_text("".join(json.dumps({"it": [number, -number, number % 2]}) + "\n" for number in range(20)))
+    with pytest.raises(DataError, match="prepare it first: istmpi prepare made"):
+        open_dataset(str(path))
+    assert istmpi_command("prepare", "made", path, target, "--key", "it")[0] == 0
+    assert open_dataset(str(target)).kind == "made"
+    run_training(small_run(data__source=str(target), output__folder=str(tmp_path / "run"), train__rounds=1), world())
+    code, out, err = istmpi_command("predict", tmp_path / "run/network.h5", path)
+    assert (code, err) == (0, "")
+    assert [row["true_class"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"] * 10
 
 
 def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):

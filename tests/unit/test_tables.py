@@ -244,7 +244,9 @@ READING = {"delimiter": ",", "header": True, "columns": ["a", "b"], "label": "ki
 
 
 def inputs(path, reading=READING, notes=None, width=2, **options):
-    return [x.tolist() for _, x in read_inputs(str(path), "csv", (width,), reading=reading, notes=notes, **options)][0]
+    return [x.tolist() for _, x, _ in read_inputs(str(path), "csv", (width,), reading=reading, notes=notes, **options)][
+        0
+    ]
 
 
 @pytest.mark.parametrize(

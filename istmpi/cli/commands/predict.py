@@ -1,29 +1,40 @@
 """Run a trained network on files."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from istmpi.cli.options import YesOrNo, calibrate_on, flag, force, own_class, real, text, whole
+from istmpi.cli.options import YesOrNo, calibrate_on, flag, force, listed, own_class, real, text, whole
 from istmpi.cli.output import note
 from istmpi.comm import current_rank
+from istmpi.data import KINDS
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
 from istmpi.tasks import TASKS
 
-if TYPE_CHECKING:
-    from istmpi.data.text.tokenizer import Tokenizer
-    from istmpi.deploy.network import CalibratedNetwork
 
+@click.command(
+    "predict",
+    help=f"""Run the network in CKPT on the examples of INPUT; needs no MPI.
 
-@click.command("predict")
+\b
+INPUT is one of
+{listed([kind.input for kind in KINDS.values() if kind.input])}
+  FILE.h5                    prepared data
+  digits                     the built-in data
+
+Features are computed as istmpi prepare computed them for the training data.
+A sparse row gets its likeliest labels with their probabilities. Other examples with several labels get the labels
+above 50%. A graph gets a line for every node.
+A prompt is continued token by token until the network ends the document; text is printed as it is generated.
+""",
+)
 @click.argument("path", metavar="CKPT")
 @click.argument("source", metavar="INPUT")
 @click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
@@ -57,40 +68,20 @@ def command(
     out: str | None,
     force: bool,
     split: str,
-    label: str | None,
-    header: bool | None,
-    delimiter: str | None,
     resize: bool,
     calibrate_on: str | None,
     model: str | None,
+    **options: Any,
 ) -> None:
-    """Run the network in CKPT on the examples of INPUT; needs no MPI.
-
-    \b
-    INPUT is one of
-      FILE.csv                   a row of numbers for each example, columns named as in training
-      FILE.npy, FILE.npz         an array x [examples, ...]
-      FILE.wav, FOLDER, .tar     for a network trained on speech
-      FILE.png, FOLDER, .tar     for a network trained on images
-      FILE.h5                    prepared data
-      FILE.txt, .svm             sparse rows, for a network trained on sparse rows (xc)
-      GRAPH.h5                   a prepared graph, for a network trained on a graph
-      digits                     the built-in data
-      FILE.txt, any name, or -   a prompt, for a network trained on text
-
-    Features are computed as istmpi prepare computed them for the training data.
-    A sparse row gets its likeliest labels with their probabilities. Other examples with several labels get the labels
-    above 50%. A graph gets a line for every node.
-    A prompt is continued token by token until the network ends the document; text is printed as it is generated.
-    """
     if current_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.decoder import Notes
-    from istmpi.data.dense.predict import read_inputs, true_classes
+    from istmpi.data.dense.predict import read_inputs
     from istmpi.data.holdout import TestSplit
     from istmpi.data.sparse.prepare import read_rows
+    from istmpi.deploy.generation import continuation, following, prompt_of, texts
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
     from istmpi.files import appearing, require_free
@@ -109,7 +100,7 @@ def command(
     if not tokenizer:
         refused |= {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
     if tokenizer or ranks or of_nodes:
-        refused |= {"--label": label, "--header": header, "--delimiter": delimiter}
+        refused |= {f"--{name}": options[name] for name in ("label", "header", "delimiter")}
         refused |= {"--resize": resize or None, "--outputs": None if of_nodes else all_outputs or None}
     for option, value in refused.items():
         if value is not None:
@@ -117,21 +108,26 @@ def command(
     if network.note:
         note(f"{network.note}.")
     if tokenizer:
+        prompt, window = prompt_of(source, tokenizer), data.shape[0]
         drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
-        text = _continued(network, source, tokenizer, data.shape[0], drawing, as_json)
+        drawn = continuation(following(network.module, window), prompt, window, tokenizer.end, *drawing)
+        text = chain(texts(drawn, tokenizer), "\n")
+        if as_json:
+            drawn = [*drawn]
+            answer = {"prompt_tokens": len(prompt), "tokens": drawn, "text": "".join(texts(drawn, tokenizer))}
+            text = [json.dumps(answer, ensure_ascii=False), "\n"]
     elif ranks:
         rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
         text = ranked_lines(network, rows, data.outputs, top or 5, run.train.multi_label_loss, form)
     elif of_nodes:
         text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
-        options = {"split": split, "label": label, "header": header, "delimiter": delimiter, "resize": resize}
-        options |= {"skipped": _note_skipped, "reading": reading, "notes": notes}
+        options |= {"split": split, "resize": resize, "reading": reading, "notes": notes}
         options |= {"test": TestSplit(run.data.test, run.train.seed)}
-        true = true_classes(source, split, options["test"]) if classes else None
+        options["skipped"] = lambda name, reason: note(f"{name} is skipped: it cannot be read ({reason}).")
         blocks = read_inputs(source, data.kind, data.shape, **options)
         answers, limit = predict(network, blocks), top or 0 if several else None
-        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit, true=true)
+        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
     if not out:
         _print(text)
     else:
@@ -140,32 +136,6 @@ def command(
                 file.write(piece.encode())
     for remark in (*notes.assumed, *notes.left_out):
         note(f"{remark}.")
-
-
-def _continued(
-    network: CalibratedNetwork,
-    source: str,
-    tokenizer: Tokenizer,
-    window: int,
-    drawing: tuple[int, float, int],
-    as_json: bool,
-) -> Iterator[str]:
-    """Yield the text that continues the prompt in ``source``. ``drawing``: number of tokens, temperature, seed."""
-    from istmpi.deploy.generation import continuation, following, prompt_of, texts
-
-    prompt = prompt_of(source, tokenizer)
-    tokens = continuation(following(network.module, window), prompt, window, tokenizer.end, *drawing)
-    if as_json:
-        drawn = list(tokens)
-        text = "".join(texts(drawn, tokenizer))
-        yield json.dumps({"prompt_tokens": len(prompt), "tokens": drawn, "text": text}, ensure_ascii=False)
-    else:
-        yield from texts(tokens, tokenizer)
-    yield "\n"
-
-
-def _note_skipped(name: str, reason: str) -> None:
-    note(f"{name} is skipped: it cannot be read ({reason}).")
 
 
 def _print(text: Iterable[str]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
 
-from istmpi.cli.options import YesOrNo, as_json, force, real, text, whole
+from istmpi.cli.options import WholeRange, YesOrNo, as_json, force, listed, real, text
 from istmpi.cli.output import console, print_json, progress, table
+from istmpi.data import KINDS
 from istmpi.foreign import printable
 from istmpi.record import known
 from istmpi.tasks import TASKS
@@ -23,59 +24,36 @@ if TYPE_CHECKING:
 NAMED = 12
 
 
-@click.command("prepare")
+def _options_of_kinds(command: Callable) -> Callable:
+    """Add the options of all kinds to a command. An option of several kinds is one option."""
+    types = {"N": WholeRange(), "0|1": WholeRange(0, 1), "yes|no": YesOrNo()}
+    helps: dict[tuple[str, str], list[str]] = {}
+    for option in dict.fromkeys(option for kind in KINDS.values() for option in kind.options):
+        kinds = ", ".join(kind.name for kind in KINDS.values() if option in kind.options)
+        helps.setdefault(option[:2], []).append(f"{kinds}: {option[2]}")
+    for (name, metavar), help in reversed(helps.items()):
+        settings = {"type": types.get(metavar)} if metavar else {"is_flag": True, "default": None}
+        command = text(f"--{name.replace('_', '-')}", metavar or None, " ".join(help), **settings)(command)
+    return command
+
+
+@click.command(
+    "prepare",
+    help=f"""Turn SRC (a folder, a .tar, .tar.gz or a file) into DST.h5, ready to train on.
+
+\b
+KIND is one of
+{listed([(kind.name, kind.help) for kind in KINDS.values()])}
+""",
+)
 @click.argument("kind")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST.h5")
-@whole("--size", "N", "images: resize the largest central square to N x N pixels.")
-@text("--label", "COLUMN", "csv: the column of labels, a name or a number counted from 0.  [default: last]")
-@text(
-    "--task",
-    "TASK",
-    "csv, arrays: classification, regression or (arrays) multi-label.  [default: guessed]",
-)
-@text("--header", "yes|no", "csv: line 1 is a header.  [default: guessed]", type=YesOrNo())
-@text("--delimiter", "CHARACTER", "csv: delimiter, or tab.  [default: comma, semicolon or tab]")
-@text("--channels", "first|last", "arrays: position of channels in images [n, ., ., .].  [default: first]")
-@text("--tokenizer", "bytes|FILE.json", "text: the tokenizer.  [default: bytes]")
-@text("--key", "KEY", "text: key of the text in a .jsonl line.  [default: text]")
-@whole(
-    "--counted-from",
-    "0|1",
-    "xc: number of the first feature in rows without a header.  [default: 0 if it occurs, otherwise 1]",
-    0,
-    1,
-)
-@whole("--clusters", "N", "graph: cut it into N clusters with METIS, for batches of clusters.")
-@click.option(
-    "--directed",
-    is_flag=True,
-    default=None,
-    help="graph: directed edges; values flow from source to target.",
-)
-@text(
-    "--normalise",
-    "HOW",
-    "graph: normalise features by rows (sum 1), columns (mean 0, deviation 1) or none.  [default: sparse "
-    "rows, dense columns]",
-)
+@_options_of_kinds
 @real("--max-bad", "SHARE", "Fraction of files that may be unreadable.", default=0.01)
 @force
 @as_json
 def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:
-    """Turn SRC (a folder, a .tar, .tar.gz or a file) into DST.h5, ready to train on.
-
-    \b
-    KIND is one of
-      speech   WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands
-      images   train/CLASS/FILE and test/ or val/CLASS/FILE, or CLASS/FILE, or CIFAR
-      idx      the MNIST family
-      arrays   .npz or .npy with x_train, y_train, x_test, y_test
-      csv      a table of numbers with a column of labels
-      text     text files, .jsonl with a document per line, .gz
-      xc       sparse rows with labels: Extreme Classification Repository, svmlight
-      graph    nodes with features and labels: .npz, Planetoid, the files of PyG and OGB
-    """
     # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
     from istmpi.data.prepare import prepare
 

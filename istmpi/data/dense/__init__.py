@@ -1,0 +1,39 @@
+from istmpi.data.kind import Kind, lazy
+
+_TASK = ("task", "TASK", "classification, regression or (arrays) multi-label.  [default: guessed]")
+SPEECH = Kind(
+    "speech",
+    "WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands",
+    lazy("dense.speech:read"),
+    input=("FILE.wav, FOLDER, .tar", "for a network trained on speech"),
+    examples=lazy("dense.speech:examples"),
+    open=lazy("dense.split:open_rows"),
+)
+IDX = Kind(
+    "idx",
+    "the MNIST family",
+    lazy("dense.arrays:read_idx"),
+    examples=lazy("images.prepare:examples"),
+    reading={"type": "bytes"},
+)
+ARRAYS = Kind(
+    "arrays",
+    ".npz or .npy with x_train, y_train, x_test, y_test",
+    lazy("dense.arrays:read"),
+    (_TASK, ("channels", "first|last", "position of channels in images [n, ., ., .].  [default: first]")),
+    (".npy",),
+    ("FILE.npy, FILE.npz", "an array x [examples, ...]"),
+)
+CSV = Kind(
+    "csv",
+    "a table of numbers with a column of labels",
+    lazy("dense.tables:read"),
+    (
+        _TASK,
+        ("label", "COLUMN", "the column of labels, a name or a number counted from 0.  [default: last]"),
+        ("header", "yes|no", "line 1 is a header.  [default: guessed]"),
+        ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
+    ),
+    (".csv",),
+    ("FILE.csv", "a row of numbers for each example, columns named as in training"),
+)

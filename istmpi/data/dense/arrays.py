@@ -53,7 +53,7 @@ def material_of_arrays(
     notes.reading |= convention_of(types)
     of_bytes, shape = {*types} == {np.dtype(np.uint8)}, splits["train"][0].shape[1:]
     groups = shape[0] if len(shape) == 1 and not of_bytes else 1
-    return material_of("arrays", source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
+    return material_of(source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups)
 
 
 def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
@@ -102,15 +102,16 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
             return held
 
 
-def array_names(what: str, split: str) -> list[str]:
-    return [name for part in WORDS[split] for name in (f"{what}_{part}", f"{part}_{what}")]
+def array_names(split: str) -> list[tuple[str, str]]:
+    """Return the names that a split's arrays of examples and of labels may have, in lower case."""
+    return [pair for part in WORDS[split] for pair in ((f"x_{part}", f"y_{part}"), (f"{part}_x", f"{part}_y"))]
 
 
 def with_test_drawn(arrays: dict[str, np.ndarray], source: str, test: TestSplit) -> dict[str, np.ndarray]:
     by_name = {name.lower(): name for name in arrays}
-    if not test.is_drawn(source, any(name in by_name for name in array_names("x", "test"))):
+    if not test.is_drawn(source, any(x in by_name for x, _ in array_names("test"))):
         return arrays
-    pairs = zip(["x", *array_names("x", "train")], ["y", *array_names("y", "train")])
+    pairs = ("x", "y"), *array_names("train")
     names = next(([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ())
     if not names or len(arrays[names[0]]) != len(arrays[names[1]]):
         return arrays  # `split_arrays` refuses them
@@ -132,7 +133,7 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
             raise DataError(f"{source} has both {other} and {name}. Keep one of them.")
     names: dict[str, list[str]] = {}
     for split in SPLITS:
-        for x, y in zip(array_names("x", split), array_names("y", split)):
+        for x, y in array_names(split):
             if x in by_name and y in by_name:
                 names.setdefault(split, [by_name[x], by_name[y]])
     if not names and "x" in by_name and "y" in by_name:
@@ -201,7 +202,7 @@ def read_idx(archive: Archive, decoder: Decoder) -> Material:
     decoder.notes.assume(f"splits from file names: {', '.join(names)}")
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
     splits = {split: (x[split], labels[split]) for split in x}
-    return material_of("idx", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
 
 
 def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:

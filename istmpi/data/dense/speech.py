@@ -1,10 +1,11 @@
 """Spoken words in the layout of Speech Commands (Warden, arXiv 1804.03209): WORD/SPEAKER_nohash_INDEX.wav."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ import numpy as np
 from istmpi.data.archive import Archive
 from istmpi.data.decoder import (
     BadFileError,
+    Block,
     Decoder,
     Example,
     Notes,
+    Request,
     checked_splits,
     class_folders,
     common_folder,
+    decoded,
 )
 from istmpi.data.dense.split import material_of
 from istmpi.data.writer import Material
@@ -47,7 +51,11 @@ def read(archive: Archive, decoder: Decoder) -> Material:
     notes.reading[OFFSET] = "removed"
     with one_thread():
         splits, classes, bad = decoder.run(archive, examples, clip_decoder(notes.reading), MOST_BYTES)
-    return material_of("speech", archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
+
+
+def examples(path: Path, request: Request) -> Iterator[Block]:
+    return decoded(path, request, ENDINGS, clip_decoder(request.reading), MOST_BYTES, one_thread)
 
 
 def one_thread() -> AbstractContextManager:

@@ -13,7 +13,8 @@ import numpy as np
 
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Split, checksum_of, require_finite, sample_of
-from istmpi.data.moments import Extent, Moments, Normalisation
+from istmpi.data.hdf5 import Opened, PreparedFile
+from istmpi.data.moments import OFFSETS, Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
@@ -134,13 +135,25 @@ def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray
     return (0 if there is None else there) - (0 if here is None else here)
 
 
+def open_rows(file: PreparedFile, rows: type[DenseSplit] = DenseSplit) -> Opened:
+    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
+    offset, target_offset = (
+        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
+    )
+    splits = {}
+    for split in file.splits:
+        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
+        splits[split] = rows(x, y, mean, std, guard, file.shape, offset=offset)
+    facts = {"mean": mean, "std": std, "offset": offset, "target_offset": target_offset}
+    return splits, facts | {"output_names": file.names("outputs")}
+
+
 FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
 BLOCK = 2**20
 """The approximate number of features in a block."""
 
 
 def material_of(
-    kind: str,
     source: str,
     task: str,
     splits: Mapping[str, tuple[Any, np.ndarray]],
@@ -178,7 +191,7 @@ def material_of(
         extent.require_apart("output", source)
     mean, std, _ = moments.normalisation(groups)
     datasets |= {"normalisation/mean": mean, "normalisation/std": std}
-    return Material(kind, source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
+    return Material(source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
 
 
 def rows_per_block(features: int) -> int:

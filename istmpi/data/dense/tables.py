@@ -76,7 +76,7 @@ def read(
     splits = with_test(splits, source, by_class=classes is not None)
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
     dtype, groups = np.dtype(np.float32), first.x.shape[1]
-    return material_of("csv", archive.source, task, splits, classes, dtype, groups, output_names=named)
+    return material_of(archive.source, task, splits, classes, dtype, groups, output_names=named)
 
 
 def _find(archive: Archive) -> dict[str, str]:

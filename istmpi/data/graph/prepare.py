@@ -200,5 +200,4 @@ def material_of(
     attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
     counts = {split: len(members) for split, members in nodes.items()}
     task = NODE_LABELS if classes is None else NODE_CLASSES
-    of_graph = "graph", source, task, shape, outputs, classes, counts, attributes, datasets
-    return Material(*of_graph, facts=facts or {})
+    return Material(source, task, shape, outputs, classes, counts, attributes, datasets, facts=facts or {})

@@ -5,12 +5,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
 
 import numpy as np
 
 from istmpi.data.archive import Archive
-from istmpi.data.decoder import BadFileError, Decoder, checked_splits, class_folders, with_holdout
+from istmpi.data.decoder import (
+    BadFileError,
+    Block,
+    Decoder,
+    Request,
+    checked_splits,
+    class_folders,
+    decoded,
+    with_holdout,
+)
 from istmpi.data.dense.split import material_of
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.pickles import read_pickle
@@ -43,17 +52,23 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
     else:
         decoder.split = f"{ONE_IN_FIVE} of each class"
         examples = with_holdout(examples)
-    pillow, modes = optional("PIL.Image", "Pillow", "images"), set()
-    decode = image_decoder(pillow, "RGB", "Resize them with --size N.", modes, size and (size, size))
+    modes: set[str] = set()
+    decode = image_decoder("RGB", "Resize them with --size N.", modes, size and (size, size))
     splits, classes, bad = decoder.run(archive, examples, decode, MOST_BYTES)
     if grey := modes <= {*GREY}:  # then all three channels are alike
         splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
     dtype, groups = np.dtype(np.uint8), 1 if grey else 3
-    return material_of("images", archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
+    return material_of(archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
+
+
+def examples(path: Path, request: Request) -> Iterator[Block]:
+    channels, height, width = request.shape
+    like, size = ("the training data", (width, height)), (width, height) if request.resize else None
+    decode = image_decoder("L" if channels == 1 else "RGB", "Give --resize.", set(), size, like)
+    return decoded(path, request, ENDINGS, decode, MOST_BYTES)
 
 
 def image_decoder(
-    pillow: ModuleType,
     mode: str,
     cure: str,
     modes: set[str],
@@ -67,6 +82,7 @@ def image_decoder(
     ``modes``. Raises BadFileError for an unreadable image; DataError for colour in grey data or, ending in ``cure``,
     another size.
     """
+    pillow = optional("PIL.Image", "Pillow", "images")
 
     def decode(name: str, content: bytes) -> np.ndarray:
         nonlocal like
@@ -155,7 +171,7 @@ def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
     names = _classes(folder + layout.names, files[folder + layout.names], layout)
     *parts, test = (_batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches)
     splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
-    return material_of("images", archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
+    return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
 def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:

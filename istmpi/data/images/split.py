@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from istmpi import rng
 from istmpi.code import short
 from istmpi.data.dataset import Dataset
-from istmpi.data.dense.split import DenseSplit
-from istmpi.data.moments import OFFSETS, Normalisation
+from istmpi.data.dense.split import DenseSplit, open_rows
+from istmpi.data.hdf5 import Opened, PreparedFile
+from istmpi.data.moments import Normalisation
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.settings import shown as as_typed
-
-if TYPE_CHECKING:
-    from istmpi.data.hdf5 import Opened, PreparedFile
 
 
 @dataclass(frozen=True)
@@ -165,32 +163,19 @@ class ImageSplit(DenseSplit):
 
 
 def examples_of(
-    kind: str,
-    shape: tuple[int, ...],
-    x: np.ndarray,
-    y: np.ndarray,
-    normalisation: Normalisation | None = None,
-    guard: Callable[[np.ndarray], None] | None = None,
+    shape: tuple[int, ...], x: np.ndarray, y: np.ndarray, normalisation: Normalisation | None = None
 ) -> DenseSplit:
-    """Return an `ImageSplit` of images, or a `DenseSplit` of other examples; ``x`` is without the offset."""
-    # Spectrograms of speech have three axes, too, but a crop or a mirror image of one is another sound.
-    of_images = len(shape) == 3 and kind != "speech"
+    """Return an `ImageSplit` if the examples have three axes, otherwise a `DenseSplit`; ``x`` is without the offset."""
     mean, std, offset = normalisation or (None, None, None)
-    return (ImageSplit if of_images else DenseSplit)(x, y, mean, std, guard, shape, offset=offset)
+    return _type_of(shape)(x, y, mean, std, None, shape, offset=offset)
 
 
 def open_examples(file: PreparedFile) -> Opened:
-    shape, kind = file.shape, file.text("kind")
-    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
-    offset, target_offset = (
-        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
-    )
-    normalisation, splits = Normalisation(mean, std, offset), {}
-    for split in file.splits:
-        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
-        splits[split] = examples_of(kind, shape, x, y, normalisation, guard)
-    facts = {"output_names": file.names("outputs"), "target_offset": target_offset}
-    return splits, normalisation._asdict() | facts
+    return open_rows(file, _type_of(file.shape))
+
+
+def _type_of(shape: tuple[int, ...]) -> type[DenseSplit]:
+    return ImageSplit if len(shape) == 3 else DenseSplit
 
 
 def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:

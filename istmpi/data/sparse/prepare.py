@@ -194,8 +194,7 @@ def material_of(
         arrays |= {"label_indptr": (labels.offsets, "<i8"), "label_indices": (labels.arrays[0], "<i4")}
         datasets |= {f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()}
     counts = {split: len(rows) for split, (rows, _) in splits.items()}
-    of_rows = "xc", source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets
-    return Material(*of_rows, facts=facts or {})
+    return Material(source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets, facts=facts or {})
 
 
 def read_rows(
@@ -246,8 +245,7 @@ def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, An
     if not TASKS[data.task].ranks_labels:
         raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows.")
     _require(path, data.features, features)
-    if split not in data.splits:
-        raise DataError(f"{path} has no split {split}; it has {', '.join(data.splits)}.")
+    data.require_split(split, path)
     if differences := other_reading(data.reading, reading):
         raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
     return data.splits[split].rows, data.splits[split].guards

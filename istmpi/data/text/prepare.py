@@ -4,8 +4,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -162,7 +161,15 @@ class _Documents:
             sizes = {split: int(nbytes[rows].sum()) for split, rows in chosen.items()}
             facts = {f"{split} documents": int(rows.sum()) for split, rows in chosen.items()}
         of_split = {split: _Tokens(self._scratch, self._dtype, *map(np.array, run)) for split, run in runs.items()}
-        return material_of(archive.source, self._tokenizer, of_split, sizes, facts, skipped)
+        datasets = {f"{split}/tokens": tokens for split, tokens in of_split.items()}
+        counts = {split: tokens.shape[0] for split, tokens in of_split.items()}
+        tokenizer, vocabulary = self._tokenizer.json.encode(), self._tokenizer.vocabulary
+        attributes = {"end": self._tokenizer.end, "tokenizer": len(tokenizer)}
+        attributes |= {f"{split}_bytes": count for split, count in sizes.items()}
+        if tokenizer:
+            datasets["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
+        of_text = archive.source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
+        return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})
 
 
 class _Tokens:
@@ -186,22 +193,3 @@ class _Tokens:
 
 def smallest_type(vocabulary: int) -> np.dtype:
     return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
-
-
-def material_of(
-    source: str,
-    tokenizer: Tokenizer,
-    tokens: Mapping[str, Any],
-    nbytes: Mapping[str, int],
-    facts: Mapping[str, int],
-    skipped: Sequence[str] = (),
-) -> Material:
-    json, vocabulary = tokenizer.json.encode(), tokenizer.vocabulary
-    attributes = {"end": tokenizer.end, "tokenizer": len(json)}
-    attributes |= {f"{split}_bytes": count for split, count in nbytes.items()}
-    datasets = {f"{split}/tokens": values for split, values in tokens.items()}
-    if json:
-        datasets["tokenizer"] = np.frombuffer(json, np.uint8)
-    counts = {split: values.shape[0] for split, values in tokens.items()}
-    of_text = "text", source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
-    return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})
