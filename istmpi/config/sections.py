@@ -139,7 +139,7 @@ class Evaluate:
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
         also(must="be two numbers of at least 0, such as [0.55, 1.5]"),
-        "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. 2016).",
+        "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. 2016; results/xc.md).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,

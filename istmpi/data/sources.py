@@ -82,7 +82,7 @@ def open_dataset(
     if path.suffix in SUFFIXES:
         test.is_drawn(source, True)
         return windowed(open_prepared(path), length)
-    kind = next((kind.name for kind in KINDS.values() if path.suffix in kind.endings), "KIND")
+    kind = "|".join(kind.name for kind in KINDS.values() if path.suffix in kind.endings) or "KIND"
     raise DataError(f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5")
 
 

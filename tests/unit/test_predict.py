@@ -95,6 +95,18 @@ def test_names_of_files_are_the_examples_names(checkpoints, istmpi_command, tmp_
     assert [row[0] for row in csv.reader(io.StringIO(out))] == ["example", "a,b.png", "c.png"]
 
 
+@pytest.mark.parametrize("source", ["digits", "x.npy", "x.csv"])
+def test_an_option_that_the_input_does_not_use_is_refused(checkpoints, istmpi_command, tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 64), np.float32))
+    np.savetxt("x.csv", np.ones((2, 64)), delimiter=",")
+    of_tables = ["--label", "7"], ["--header", "no"], ["--delimiter", ";"]
+    for option in (["--resize"], *(of_tables if source != "x.csv" else ())):
+        code, out, err = istmpi_command("predict", checkpoints / "batch.h5", source, *option, "--out", "new.csv")
+        assert (code, out, err) == (2, "", f"istmpi: {option[0]} does not go with {source}. Leave it out.\n")
+    assert not os.path.exists("new.csv")
+
+
 @pytest.mark.parametrize("name", ["x.npz", "x.h5"])
 def test_a_pipe_to_predict_is_not_waited_for(checkpoints, istmpi_command, tmp_path, name):
     os.mkfifo(tmp_path / name)

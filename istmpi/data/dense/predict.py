@@ -31,7 +31,8 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
     ``options`` are those of `Request`. Raises DataError.
     """
     path, request, trained_on, count = Path(source), Request(shape, **options), KINDS.get(kind, OTHER), 0
-    name = path.name.lower()
+    name, unused = path.name.lower(), {"resize"} if request.resize else set()
+    unused |= {option for option in ("label", "header", "delimiter") if getattr(request, option) is not None}
     if source == "digits" or is_function(source):
         blocks = _of_dataset(open_dataset(source, test=request.test), source, request)
     elif not (path.is_file() or path.is_dir()):
@@ -44,13 +45,17 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
         blocks = _of_dataset(data, source, request)
     elif trained_on.examples and (name.endswith(trained_on.endings) or not name.endswith((*ARRAYS, *tables.ENDINGS))):
         blocks = trained_on.examples(path, request)
+        unused -= {"resize"} if len(shape) == 3 else set()
     elif name.endswith(ARRAYS):
         blocks = _of_array(path, request, trained_on.reading)
     elif name.endswith(tables.ENDINGS):
         blocks = _of_table(path, request)
+        unused &= {"resize"}
     else:
         takes = " x ".join(map(str, shape))
         raise DataError(f"{path}: this network takes {takes} numbers; give a .csv, .npz, .npy or a prepared .h5.")
+    if unused:
+        raise DataError(f"--{min(unused)} does not go with {source}. Leave it out.")
     for names, x, true in blocks:
         require_finite(x, "input example", source, count)
         count += len(x)
