@@ -229,6 +229,7 @@ SOON_MISSED = {f"OMPI_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "i
 QUICK = ["--set", "comm.patience=5", "--hidden", "64,64", "--threads", "1", "--evaluate-every", "60"]
 
 
+@pytest.mark.timeout(300)
 def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
     """A host of three loses its network and its processes at once, with any MPI."""
     if reason := emulated.obstacle():

@@ -164,7 +164,7 @@ def test_predicting_needs_no_mpi_and_head_is_no_error(checkpoints):
     assert result.stdout.splitlines()[1] == "0"
 
 
-def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
+def test_numbers_to_predict_have_the_name_of_their_column(tmp_path, istmpi_command):
     """From the table's header into the prepared file, the network's file and its answers."""
     table = tmp_path / "houses.csv"
     table.write_text("rooms,price\n" + "".join(f"{n % 5},{n % 5 * 100.5}\n" for n in range(40)))
@@ -172,7 +172,7 @@ def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
     assert open_dataset(str(tmp_path / "houses.h5")).output_names == ("price",)
     run = small_run(data__source=str(tmp_path / "houses.h5"), output__folder=str(tmp_path / "run"), train__rounds=1)
     run_training(run, world())
-    command = [sys.executable, "-m", "istmpi", "predict", tmp_path / "run/network.h5", tmp_path / "houses.h5"]
+    words = ["predict", tmp_path / "run/network.h5", tmp_path / "houses.h5", "--format"]
     for form, expected in (("csv", "example,price"), ("jsonl", '{"example": 0, "outputs": {"price": ')):
-        done = subprocess.run([*command, "--format", form], capture_output=True, text=True, timeout=patient(60))
-        assert done.stdout.startswith(expected), done
+        code, out, err = istmpi_command(*words, form)
+        assert code == 0 and out.startswith(expected), err
