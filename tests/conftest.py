@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -30,6 +31,8 @@ settings.register_profile("istmpi", derandomize=True, deadline=None, database=No
 settings.load_profile("istmpi")
 
 
+_begun = {}
+
 SLOWER = 5
 """A test as a whole is only ended where the limits of what it waits for did not end it."""
 
@@ -38,6 +41,12 @@ SLOWER = 5
 def pytest_runtest_protocol(item, nextitem):
     """A test's time limit is for the machine as it is when the test begins."""
     mark = item.get_closest_marker("timeout")
+    if item.path != _begun.get("file"):
+        # What is there before a file's tests stays. Without this, half of the time of small runs is Python's search for
+        # garbage among PyTorch's objects.
+        _begun["file"] = item.path
+        gc.collect()
+        gc.freeze()
     seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
     item.add_marker(pytest.mark.timeout(seconds * max(patience(), SLOWER)), append=False)
     result = yield

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def emulated():
 def pytest_configure(config):
     if "PMI_SIZE" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
         raise pytest.UsageError("tests/launch starts mpirun itself and cannot run under it; run: bin/test launch")
+
+
+def pytest_collection_modifyitems(items):
+    """Files with long tests come first, and those with many short ones fill the end of the stage."""
+    tests = Counter(item.path for item in items)
+    long = {item.path for item in items if item.get_closest_marker("timeout")}  # they have limits of their own
+    items.sort(key=lambda item: (item.path not in long, tests[item.path], str(item.path)))
 
 
 class Outcome(subprocess.CompletedProcess):

@@ -105,25 +105,14 @@ def said(series, folder):
     (folder / "broken").mkdir()
     for name, error in MODULES.items():
         (folder / "broken" / f"{name}.py").write_text(f"raise {error}")
-    train = ["train", *SMALL, "--log"]
+    train, logged = ["train", *SMALL, "--log"], [*SMALL, "--log", "tensorboard"]
     return series(
         2,
         folder,
         {
             "broken": "import sys; sys.path.insert(0, 'broken')",
             **{library: [*train, library, "--out", "refused"] for library in ("neptune", *MODULES)},
-            "compare": [
-                "compare",
-                "--methods",
-                "ist,local-sgd",
-                *SMALL,
-                "--log",
-                "tensorboard",
-                "--rounds",
-                "2",
-                "--out",
-                "compared",
-            ],
+            "compare": ["compare", "--methods", "ist,local-sgd", *logged, "--rounds", "2", "--out", "compared"],
             "in the way": A_FILE_IN_THE_WAY,
             "train": [*train, "tensorboard", "--rounds", "4", "--resume", "auto", "--out", "run"],
         },

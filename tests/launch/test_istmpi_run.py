@@ -115,7 +115,10 @@ def test_a_planted_folder_is_refused_and_nothing_of_it_runs(tmp_path, shared, en
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_a_killed_rank_gives_the_same_code_with_any_mpi(tmp_path, number):
-    done = istmpi_run(tmp_path, "bash", "-c", f"kill -{int(number)} $$")
+    for _ in range(3):  # mpirun itself may fail, as istmpi-run knows
+        done = istmpi_run(tmp_path, "bash", "-c", f"kill -{int(number)} $$")
+        if done.returncode not in (141, 255):
+            break
     assert done.returncode == 128 + number, done.stderr
 
 
@@ -229,6 +232,7 @@ SOON_MISSED = {f"OMPI_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "i
 QUICK = ["--set", "comm.patience=5", "--hidden", "64,64", "--threads", "1", "--evaluate-every", "60"]
 
 
+@pytest.mark.timeout(300)
 def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
     """A host of three loses its network and its processes at once, with any MPI."""
     if reason := emulated.obstacle():

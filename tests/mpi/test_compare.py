@@ -14,6 +14,7 @@ from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods.base import Method
 from istmpi.methods.codistillation import Codistillation
 from istmpi.methods.ist import IST
+from istmpi.record import RunFolder
 from istmpi.report.comparison import OFF_THE_CLOCK
 from istmpi.report.curves import read_curves
 from istmpi.training import comparison as comparisons
@@ -63,6 +64,7 @@ def _slower(monkeypatch, kind, name, now, seconds):
     monkeypatch.setattr(kind, name, slower)
 
 
+@pytest.mark.ranks(only=[2])
 def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compared, monkeypatch):
     initial, batches = {}, {}
     comparison = compared(repeats=2)
@@ -97,6 +99,7 @@ def test_all_methods_start_from_the_same_weights_and_see_the_same_batches(compar
     assert initial["ist", 5] != initial["ist", 6] and batches["ist", 5] != batches["ist", 6]
 
 
+@pytest.mark.ranks(only=[2])
 def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
     compared().run_training()
     rehearsed = compared(output__folder=str(shared_tmp / "rehearsed"))
@@ -105,7 +108,7 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
     comm.barrier()
     rehearsed.run_training()
     for turn in rehearsed.turns:
-        lines = [_lines(shared_tmp / folder / turn.folder.name) for folder in ("comparison", "rehearsed")]
+        lines = [RunFolder(shared_tmp / folder / turn.folder.name).metrics() for folder in ("comparison", "rehearsed")]
         lines = [
             [{name: value for name, value in one.items() if "second" not in name and name != "time"} for one in each]
             for each in lines
@@ -153,10 +156,7 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
     comm.barrier()
 
 
-def _lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
+@pytest.mark.ranks(only=[2])
 def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_take, shared_tmp):
     rounds_take(2.0)
     compared(evaluate__every=1).run_training()
@@ -197,6 +197,7 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
     assert more.done and list(more.rounds()) == []
 
 
+@pytest.mark.ranks(only=[2])
 def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
     attempt = Method.attempt
 

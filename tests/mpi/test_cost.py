@@ -47,6 +47,7 @@ OF_METHODS += [(method, "outer momentum, adam carried") for method in OUTER]
 """What else IST can be is none of the other methods' settings."""
 
 
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("method, case", OF_METHODS)
 def test_predicted_bytes_are_the_counted_bytes(comm, method, case):
     changed = CASES[case] | SPECIAL.get(method, {})

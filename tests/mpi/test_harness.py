@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.both
-
 
 @pytest.mark.real
 @pytest.mark.ranks(min=2)

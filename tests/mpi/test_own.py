@@ -1,7 +1,5 @@
 """Networks of one's own in training: against a naive oracle, against the built-in mlp, in all uses of the result."""
 
-from importlib.util import find_spec
-
 import networks
 import numpy as np
 import pytest
@@ -162,15 +160,13 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
         anew = CalibratedNetwork(checkpoint, "digits", name)(raw.copy())
         np.testing.assert_allclose(anew, outputs.numpy(), rtol=1e-9, atol=1e-9)
     if comm.rank == 0:
-        for form in ("torch", "npz", *["safetensors"] * bool(find_spec("safetensors"))):
-            done = export(path, form, model=name)
-            network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
-            network.load_state_dict(exported(done.path))
-            with torch.no_grad():
-                torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), logits)
-            if form == "torch":
-                program = torch.export.load(done.beside).module()
-                torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
+        done = export(path, "torch", model=name)
+        network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
+        network.load_state_dict(exported(done.path))
+        with torch.no_grad():
+            torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), logits)
+        program = torch.export.load(done.beside).module()
+        torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
     with pytest.raises(DataError, match="without its code. Give the code: --model"):
         evaluate(path, comm)
     with pytest.raises(ConfigError, match="has the weights of .*:Convolutional. .*: unknown setting model.channels"):
@@ -179,15 +175,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
 
 
 def exported(path):
-    """The state of an exported file, all of it."""
-    if path.suffix == ".pt":
-        return torch.load(path, weights_only=True)["state_dict"]
-    if path.suffix == ".npz":
-        with np.load(path) as arrays:
-            return {key: torch.from_numpy(arrays[key]) for key in arrays.files if key != "metadata"}
-    from safetensors.torch import load_file
-
-    return load_file(path)
+    """The state of a file for PyTorch; tests/unit/test_export_own.py has the other forms."""
+    return torch.load(path, weights_only=True)["state_dict"]
 
 
 @pytest.mark.ranks(only=[1, 3])

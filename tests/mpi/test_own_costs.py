@@ -18,6 +18,7 @@ EXAMPLE = f"{Path(FILE).parents[2] / 'examples' / 'convnet.py'}:ConvNet"
 CONVOLUTIONAL = {"model__name": f"{FILE}:Convolutional", "model__channels": [16, 8], "model__hidden": 6}
 
 
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("network, method, changed", [
     *((f"{FILE}:Shaken", method, {}) for method in ("ist", "fedavg", "codistillation")),
     *((EXAMPLE, method, {}) for method in ("ist", "local-sgd", "data-parallel")),

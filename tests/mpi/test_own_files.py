@@ -184,8 +184,9 @@ class Net(nn.Module):
 
 @pytest.mark.real
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("placement", ["shared", "local"])
-@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize(
+    "forward, placement", [*((name, "shared") for name in FORWARDS), ("one rank", "local"), ("rounding", "local")]
+)
 def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monkeypatch, forward, placement):
     monkeypatch.setenv("RANK_OF_TEST", str(comm.rank))
     path = shared_tmp / "forward.py"

@@ -1,9 +1,11 @@
 """What damaged files are made of and judged by: one place for the tests and for benchmarks/campaigns/corrupt.py."""
 
 import json
+import random
 
 import numpy as np
 from batches import examples_of
+from damaging import damage
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.hdf5 import prepared_file
@@ -29,6 +31,22 @@ def judged(path, contents, expected):
         return ("refused", said) if fine else ("wrong", f"no line that names the file: {said[:300]!r}")
     # By their texts, for NaN is not equal to itself.
     return ("identical", "") if repr(found) == repr(expected) else ("wrong", "taken, with other contents")
+
+
+def damaged(original, folder, contents, seed, copies):
+    """Damage copies of a file: each is refused or says what it said. Returns the kinds of damage.
+
+    It is a sample of benchmarks/campaigns/corrupt.py.
+    """
+    expected, generator, done = contents(original), random.Random(seed), set()
+    for number in range(copies):
+        path = folder / str(number) / "damaged.h5"
+        path.parent.mkdir()
+        path.write_bytes(original.read_bytes())
+        done.add(what := damage(path, generator))
+        outcome, said = judged(path, contents, expected)
+        assert outcome != "wrong", f"{what}: {said}"
+    return done
 
 
 def reseal(file):

@@ -18,25 +18,6 @@ class Tied(nn.Module):
         return self.last(F.linear(torch.relu(self.encode(x)), self.encode.weight.t()))
 
 
-class Attending(nn.Module):
-    """Attention whose keys and values have widths of their own."""
-
-    DEALS = ("keys", "values", "hidden")
-
-    def __init__(self, features, outputs, keys=6, values=8, hidden=10):
-        super().__init__()
-        self.key, self.value = nn.Linear(2, keys), nn.Linear(2, values)
-        self.query = nn.Linear(2, 4)
-        self.attend = nn.MultiheadAttention(4, 2, kdim=keys, vdim=values, batch_first=True)
-        self.layer = nn.TransformerEncoderLayer(4, 2, hidden, 0.0, batch_first=True, norm_first=True)
-        self.last = nn.Linear(4, outputs)
-
-    def forward(self, x):
-        parts = x.view(len(x), -1, 2)
-        made, _ = self.attend(self.query(parts), torch.tanh(self.key(parts)), torch.tanh(self.value(parts)))
-        return self.last(self.layer(made).mean(1))
-
-
 class TwoFactors(nn.Module):
     DEALS = ("one", "other")
 

@@ -1,7 +1,5 @@
 """Arrays and labels of other people's files: no value is changed in silence, and what is decided is said."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from batches import examples_of
@@ -14,7 +12,6 @@ from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.errors import ConfigError, DataError
 
-CASES = Path(__file__).parents[2].parent / "shared" / "cases"
 Y = np.arange(30) % 3
 X = np.random.default_rng(0).normal(size=(30, 4))
 
@@ -176,16 +173,3 @@ def test_another_kind_of_file_is_named(tmp_path):
     (tmp_path / "user.h5").write_bytes(b"\x89HDF")
     with pytest.raises(DataError, match=r"holds user.h5, but no .npz or .npy. Save its arrays with np.savez"):
         prepare("arrays", tmp_path / "user.h5", tmp_path / "data.h5")
-
-
-@pytest.mark.parametrize(
-    "case, classes", [("mixlab.npz", ("0", "1")), ("bytes.npz", ("cat", "dog")), ("u8f.npz", "bytes .0 to 255.")]
-)
-def test_cases(tmp_path, case, classes):
-    if not CASES.is_dir():
-        pytest.skip(f"there is no folder {CASES}")
-    if isinstance(classes, str):
-        with pytest.raises(DataError, match=classes):
-            prepare("arrays", CASES / case, tmp_path / "data.h5")
-    else:
-        assert prepare("arrays", CASES / case, tmp_path / "data.h5").classes == classes

@@ -50,33 +50,6 @@ def test_rows_that_count_from_one_are_predicted_as_they_were_trained_on(case, pr
         assert [int(row["label_1"]) for row in csv.DictReader(io.StringIO(out))] == answers
 
 
-def test_classes_are_the_first_folders(prepared):
-    report = prepared("images", "images-nested")
-    assert report.classes == ("cat", "dog") and sum(report.counts.values()) == 24
-    assert open_prepared(report.target).train.labels().tolist().count(0) == report.of_class[0]
-
-
-def test_splits_are_named_in_any_case(prepared):
-    report = prepared("images", "images-caps")
-    assert report.counts == {"train": 12, "test": 12} and report.of_class == (6, 6)
-
-
-def test_images_of_a_newer_format_are_read(prepared):
-    image = pytest.importorskip("PIL.features")
-    if not image.check("avif"):
-        pytest.skip("this Pillow reads no .avif")
-    report = prepared("images", "images-ext2")
-    assert sum(report.counts.values()) == 24 and report.left_out == []
-
-
-def test_a_linked_class_is_read(case, tmp_path):
-    folder = case("images-ext2")
-    (folder / "cat").rename(tmp_path / "elsewhere")
-    (folder / "bird").symlink_to("../../elsewhere")
-    report = prepare("images", folder, tmp_path / "data.h5")
-    assert report.classes == ("bird", "dog")
-
-
 def test_a_word_may_have_a_space(prepared):
     report = prepared("speech", "speech-space")
     assert report.counts == {"train": 6, "test": 2} and report.classes == ("no", "turn on")

@@ -304,10 +304,9 @@ def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
     assert "\\u72ac" in result.stdout
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_run_whose_standard_streams_are_closed_trains(tmp_path, closed):
+def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):
     """Else the first file that is opened has the number of the standard output, and what libraries print goes there."""
     train = f"train --rounds 1 --hidden 8 --out {tmp_path / 'run'}"
-    done = subprocess.run(f"{sys.executable} -m istmpi {train} {closed}", shell=True, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(f"{sys.executable} -m istmpi {train} <&- >&- 2>&-", shell=True)
+    assert done.returncode == 0
     assert (tmp_path / "run" / "network.h5").exists()

@@ -3,7 +3,6 @@
 import gzip
 import random
 
-import damaging
 import h5py
 import numpy as np
 import pytest
@@ -221,17 +220,12 @@ def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
 def test_damage_is_found_when_it_is_read(tmp_path):
     target = prepared(tmp_path, write(tmp_path / "src", GOOD)) and tmp_path / "data.h5"
     with h5py.File(target) as file:
-        places = {name: file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")}
+        places = [file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")]
     content = target.read_bytes()
-    for name, place in places.items():
-        target.write_bytes(
-            damaging.flipped(content, place)
-            if hasattr(damaging, "flipped")
-            else content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
-        )
+    for place in places:
+        target.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with pytest.raises(DataError, match="damaged|prepare it again"):
             rows_of(open_dataset(str(target)).train)
-        assert name
 
 
 # ---- what the files do not say

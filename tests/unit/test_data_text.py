@@ -2,17 +2,15 @@
 
 import gzip
 import json
-import random
 import re
 import sys
 from dataclasses import replace
 from functools import partial
 
-import damaging
 import h5py
 import numpy as np
 import pytest
-from damage import data_contents, judged
+from damage import damaged, data_contents
 from data_files import TEXTS, make_text, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -252,14 +250,7 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
         data = open_prepared(path)
         return *data_contents(path), data.bytes_per_token, data.tokenizer.json, data.tokenizer.end
 
-    expected, generator = contents(tmp_path / "data.h5"), random.Random(7)
-    for number in range(100):
-        (tmp_path / str(number)).mkdir()
-        path = tmp_path / str(number) / "damaged.h5"
-        path.write_bytes((tmp_path / "data.h5").read_bytes())
-        what = damaging.damage(path, generator)
-        outcome, said = judged(path, contents, expected)
-        assert outcome != "wrong", f"{what}: {said}"
+    damaged(tmp_path / "data.h5", tmp_path, contents, 7, 100)
 
 
 # ---- bad input

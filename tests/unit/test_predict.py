@@ -218,7 +218,7 @@ def test_a_kind_of_data_is_what_it_declares(tmp_path, istmpi_command, monkeypatc
     assert [row["true_class"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"] * 10
 
 
-def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
+def test_numbers_to_predict_have_the_name_of_their_column(tmp_path, istmpi_command):
     """From the table's header into the prepared file, the network's file and its answers."""
     table = tmp_path / "houses.csv"
     table.write_text("rooms,price\n" + "".join(f"{n % 5},{n % 5 * 100.5}\n" for n in range(40)))
@@ -226,7 +226,7 @@ def test_numbers_to_predict_have_the_name_of_their_column(tmp_path):
     assert open_dataset(str(tmp_path / "houses.h5")).output_names == ("price",)
     run = small_run(data__source=str(tmp_path / "houses.h5"), output__folder=str(tmp_path / "run"), train__rounds=1)
     run_training(run, world())
-    command = [sys.executable, "-m", "istmpi", "predict", tmp_path / "run/network.h5", tmp_path / "houses.h5"]
+    words = ["predict", tmp_path / "run/network.h5", tmp_path / "houses.h5", "--format"]
     for form, expected in (("csv", "example,price"), ("jsonl", '{"example": 0, "outputs": {"price": ')):
-        done = subprocess.run([*command, "--format", form], capture_output=True, text=True, timeout=patient(60))
-        assert done.stdout.startswith(expected), done
+        code, out, err = istmpi_command(*words, form)
+        assert code == 0 and out.startswith(expected), err

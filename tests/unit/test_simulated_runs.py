@@ -110,16 +110,6 @@ def test_shares_that_follow_the_clock_are_refused_for_schedules():
 # ---- the command
 
 
-def istmpi(*arguments):
-    result = subprocess.run(
-        [sys.executable, "-c", "from istmpi.cli.main import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return result.returncode, result.stdout, result.stderr
-
-
 def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
@@ -134,12 +124,12 @@ def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
     assert (tmp_path / "out" / "network.h5").is_file()
 
 
-def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
+def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(istmpi_command, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(train__rounds=6, **{"method__local_steps": 2, "checkpoint__every": 1}).toml())
     seed = next(seed for seed in range(99) for kill in Faults.drawn(seed, 3).kills if 100 < kill.call < 200)
     command = ("simulate", run, "--ranks", 3, "--out", tmp_path / "out")
-    code, out, err = istmpi(*command, "--faults", seed)
+    code, out, err = istmpi_command(*command, "--faults", seed)
     assert code == 137 and "; came about: rank " in out
     assert err.startswith("istmpi: rank ") and err.endswith("the launcher ends the job.\n")
 
@@ -147,7 +137,7 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(tmp_path):
 def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
-    code, out, err = istmpi("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
+    code, out, err = istmpi_command("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
     for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
