@@ -112,7 +112,7 @@ class TopK:
                 magnitudes = part.abs().nan_to_num_(torch.inf)
                 least = magnitudes.topk(count, dim=1).values[:, -1:]
                 above, tied = magnitudes > least, magnitudes == least
-                order = tied.cumsum(1, dtype=torch.int16)  # of equal magnitudes the first ones are sent
+                order = tied.cumsum(1, dtype=torch.int16)  # of equal magnitudes the first are sent
                 tied &= order <= count - above.sum(1, keepdim=True)
                 places = (above | tied).nonzero()[:, 1].view(-1, count)
                 chosen.append((places, part.gather(1, places)))

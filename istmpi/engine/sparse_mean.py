@@ -46,12 +46,14 @@ class SparseMean:
             start.copy_(tensors[name])
 
     def take(self, tensors: Tensors, communicator: Communicator) -> None:
-        """Replace each tensor by its start plus the mean of all ranks' sent changes. Collective."""
+        """Replace each tensor by its start plus the ranks' mean sent change. Collective."""
         starts = self._starts
         for name, start in starts.items():
             self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
+        parts = zip(starts.items(), flat.split(sizes), strict=True)
+        self._errors = {name: part.view(start.shape) for (name, start), part in parts}  # frees the old ones
         codec = TopK(self._largest.top, sizes)
         sent = codec.encode(flat.split(sizes))
         gathered = communicator.allgatherv(sent.numpy(), [len(sent)] * communicator.size)
@@ -62,6 +64,5 @@ class SparseMean:
         mean /= communicator.size
         places, values = codec.decode(sent, flat.dtype)
         flat[places] -= values
-        for (name, start), left, change in zip(starts.items(), flat.split(sizes), mean.split(sizes), strict=True):
-            self._errors[name].copy_(left.view(start.shape))
+        for (name, start), change in zip(starts.items(), mean.split(sizes), strict=True):
             tensors[name].detach().copy_(start + change.view(start.shape).to(start.device))
