@@ -139,8 +139,8 @@ _ALL = (
         received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
         outer_step=(1.0, 0.0),
         always_carries=True,
-        # Start, error, mean, a flat copy; the optimizer's start; the outer step's.
-        copies=lambda run, ranks, slots: 4 + slots + (METHODS["sparse-loco"].outer(run) != (1, 0)),
+        # Start, error, mean; the optimizer's start; the outer step's.
+        copies=lambda run, ranks, slots: 3 + slots + (METHODS["sparse-loco"].outer(run) != (1, 0)),
     ),
     MethodSpec(
         "fedavg",
