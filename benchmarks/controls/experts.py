@@ -181,16 +181,15 @@ def main() -> None:
     ]
 
     def missing() -> list[Cell]:
-        todo = [
-            cell for cell in cells if cell.ranks == options.ranks and cell.row.startswith(tuple(options.only or ("",)))
-        ]
+        only = tuple(options.only or ("",))
+        todo = [cell for cell in cells if cell.ranks == options.ranks and cell.row.startswith(only)]
         return [cell for cell in todo if not record_in(options.cells)(cell)]
 
     if not options.report:
         run_cells(missing, simulated, options.cells, options.minutes, options.processes)
     if found := list(lines(cells, options.cells)):
         notes = (
-            f"Nats a token over 512 windows of the test documents after the local steps; rates are 3 "
+            "Nats a token over 512 windows of the test documents after the local steps; rates are 3 "
             "times apart. +-: half of the 95% interval of the mean over seeds. MB sent: by all ranks, evaluations "
             "left out; the ensemble's are those of its start. Dense transformers have a rank's bytes and FLOPs. The "
             f"corpus: {size:,} bytes, SHA-256 {digest[:16]}."

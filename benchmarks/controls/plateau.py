@@ -116,6 +116,10 @@ class Row:
     regularised: str = ""
 
     @property
+    def plain(self) -> Row:
+        return replace(self, regularised="")
+
+    @property
     def units(self) -> int:
         """The network's units of a hidden layer: a rank's, or as many as all ranks together hold."""
         return self.width if self.method.startswith(("narrow", ALONE)) else self.width * self.ranks
@@ -227,8 +231,7 @@ class Campaign:
 
     def cells(self, row: Row) -> list[Cell]:
         """Return the cells at the best rate of the plain row: of one seed until that rate is inside its grid."""
-        plain = replace(row, regularised="")
-        scores, seeds = self.tried(plain), 1 if self.next_rates(plain) else self._seeds
+        scores, seeds = self.tried(row.plain), 1 if self.next_rates(row.plain) else self._seeds
         return [Cell(row, rate_at(row, max(scores, key=scores.__getitem__)), seed) for seed in range(seeds) if scores]
 
     def todo(self, rows: Sequence[Row]) -> Iterator[Cell]:
@@ -253,10 +256,8 @@ class Campaign:
             yield {
                 "P": row.ranks,
                 "width a rank": row.units if row.method.startswith("whole") else row.width,
-                "method": row.method
-                + ", side by side" * (form == "blocks")
-                + f", {row.regularised}" * bool(row.regularised),
-                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(replace(row, regularised='')))}",
+                "method": ", ".join(filter(None, (row.method, "side by side" * (form == "blocks"), row.regularised))),
+                "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(row.plain))}",
                 "steps": row.steps,
                 "seeds": len(scores),
                 "score": f"{mean(scores):.4f}",
