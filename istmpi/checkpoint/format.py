@@ -22,7 +22,7 @@ from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribu
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
-_LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0}
+_LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0, "state_since": 0}
 """Defaults of attributes; a file has such an attribute only if the value differs."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -88,6 +88,9 @@ class Header:
     """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""
 
     frozen: float = 0.0
+
+    state_since: _Upto = 0
+    """The number of rounds done when ranks lost their own optimizer states, which began anew; 0 if they never did."""
 
     @property
     def full_scale(self) -> dict[str, float]:

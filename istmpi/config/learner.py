@@ -93,8 +93,10 @@ class _CommonMethod:
     name: Annotated[str, also(known=tuple(METHODS)), "The training method."] = "ist"
     local_steps: Annotated[Count, "Local steps in a round."] = 20
     optimizer_state: Annotated[
-        Literal["reset", "carry"], "Optimizer state after a round: reset, or carry (it moves with its weights)."
-    ] = "reset"
+        Literal["reset", "keep", "carry"] | None,
+        "Optimizer state after a round: reset, keep (each rank keeps its own; only local-sgd and diloco), or carry (it "
+        "moves with its weights). The default is keep in diloco, otherwise reset.",
+    ] = None
     outer_lr: Annotated[
         Positive | None, "Learning rate of the outer step, once a round; the default depends on the method, usually 1."
     ] = None

@@ -188,6 +188,7 @@ def cost(
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
             stays + 2 * bool(early)
         )
+        copies += len(spec.own_slots(run)) * held.network_bytes  # the slots of a round's start, for a dropped round
         copies += moved * staying * held.shared_bytes
         copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.sends_every_step

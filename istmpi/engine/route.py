@@ -54,6 +54,8 @@ class Route:
     seed: int = 0
     largest: Largest | None = None
     """The form of messages if ranks send only the largest changes of common weights. Slots then differ by rank."""
+    own_slots: bool = False
+    """True if slots of common parameters stay on their ranks: no owner stores them, and no mean is taken."""
 
     @property
     def keeps_all(self) -> bool:

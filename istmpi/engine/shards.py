@@ -56,7 +56,10 @@ class Shards:
         self._arriving: MutableMapping[str, torch.Tensor] = {}
         self._leaving: MutableMapping[str, torch.Tensor] = {}
         self._sparse = SparseMean(route.largest) if route.largest else None
+        self._slots: dict[str, torch.Tensor] = {}
+        """Slots that only this rank has (`Route.own_slots`), on its device."""
         self._own: dict[str, torch.Tensor] = {}
+        """Copies of slots that differ between ranks, from a round's beginning."""
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
 
@@ -89,6 +92,10 @@ class Shards:
             weights = {name: arriving[name] for name in weights_among(arriving) if route.is_common(name)}
             self._sparse.begin(weights, self._restored, targets)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
+        if route.own_slots:
+            self._slots = {name: values for name, values in tensors.items() if isinstance(name, Slot)}
+            copy_from_host(self._restored, {name: self._slots[name] for name in self._restored if name in self._slots})
+            self._own = {name: values.clone() for name, values in self._slots.items()}
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
         if self._sparse and route.every == 1:  # `rollback` restores them after a dropped round
             self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
@@ -157,8 +164,10 @@ class Shards:
             self._finish_early()
         if self.route.every == 1:
             self._common = {}
+            self._restored = on_host(self._own)
+            self._slots = {}
             if self._sparse:
-                self._restored = on_host(self._own) | self._sparse.slots()
+                self._restored |= self._sparse.slots()
         self.outer.start = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
@@ -198,12 +207,13 @@ class Shards:
         """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
 
         Between two means, these are common parameters. `SparseMean` adds optimizer state, unsent changes and starts.
+        Slots that no owner stores (`Route.own_slots`) count, too.
         """
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
             slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
             tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # else owners have them
-        return tensors
+        return tensors | on_host(self._slots)
 
     def keep(self, tensors: Tensors) -> None:
         """Copy the rows that this rank owns from whole tensors into the store."""

@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.spec import MethodSpec, gathered, reduced
+from istmpi.methods.spec import CARRY, KEEP, RESET, MethodSpec, gathered, reduced
 from istmpi.settings import Meta, own
 
 __all__ = ["METHODS", "MethodSpec", "spec_of"]
@@ -69,6 +69,7 @@ _ALL = (
         "ist.IST",
         replicated=True,
         outer_step=(1.0, 0.0),
+        states=(RESET, KEEP, CARRY),
         copies=_outer_copies,
         encodes=True,
     ),
@@ -83,7 +84,7 @@ _ALL = (
         always_carries=True,
         encodes=True,
     ),
-    # arXiv 2311.08105. Rounds are long, some 100 local steps, and the local optimizer is usually AdamW.
+    # arXiv 2311.08105. Rounds are long, some 100 local steps, and each worker keeps the state of its AdamW.
     MethodSpec(
         "diloco",
         "local SGD with an outer step of Nesterov momentum towards the mean",
@@ -91,6 +92,7 @@ _ALL = (
         "ist.IST",
         replicated=True,
         outer_step=(0.7, 0.9),
+        states=(KEEP, RESET, CARRY),
         copies=_outer_copies,
         encodes=True,
     ),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.exits import require_fitting
-from istmpi.methods import schedules, spec_of
-from istmpi.methods.spec import asked
+from istmpi.methods import METHODS, schedules, spec_of
+from istmpi.methods.spec import KEEP, asked
 from istmpi.settings import shown
 from istmpi.tasks import TASKS
 
@@ -44,6 +44,7 @@ def require_usable(
     spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
     require_fitting(run.train.exit_weights, network.exits, run.model.name)
     require_wire(spec, phase)
+    require_state(spec, phase)
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
     if spec.learns_from_others and not TASKS[data.task].distils:
@@ -106,6 +107,16 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
     if wire != "float32" and run.model.dtype != "float32":
         raise ConfigError(
             f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
+        )
+
+
+def require_state(spec: MethodSpec, run: Run) -> None:
+    state = run.method.optimizer_state
+    if state == KEEP and not spec.always_carries and KEEP not in spec.states:
+        keeping = " and ".join(name for name, other in METHODS.items() if KEEP in other.states)
+        raise ConfigError(
+            f"method.optimizer_state = {state!r} goes with {keeping}, not with {spec.name}. Use reset or carry, or "
+            "leave it out."
         )
 
 

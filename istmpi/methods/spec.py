@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from istmpi.methods.base import Method
     from istmpi.models.architecture import Architecture
 
+RESET, KEEP, CARRY = "reset", "keep", "carry"
+"""The values of method.optimizer_state: at a round's end the state is deleted, stays on its rank, or moves."""
 RING_BYTES = 2**20
 """The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring is nearer to the
 line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
@@ -80,6 +82,8 @@ class MethodSpec:
     """Default learning rate and momentum of the outer step after a round; None for a method without one."""
     always_carries: bool = False
     """True if the optimizer's state is never reset. Rounds do not send it."""
+    states: tuple[str, ...] = (RESET, CARRY)
+    """The values of method.optimizer_state that the method allows, its default first; not read if it always carries."""
     own_state: bool = False
     """True if no owner gets the ranks' optimizer states; the run's next method begins without them."""
     owned_tensors: int = 1
@@ -167,6 +171,7 @@ class MethodSpec:
             self.wire(run),
             run.train.seed,
             Largest(run.method.top, run.method.feedback) if self.sends_largest(run) else None,
+            bool(self.own_slots(run)),
         )
 
     def deal(
@@ -192,20 +197,32 @@ class MethodSpec:
             momentum if settings.outer_momentum is None else settings.outer_momentum,
         )
 
+    def state(self, run: Run) -> str:
+        """Return what a round's end does with the optimizer's state: RESET, KEEP or CARRY."""
+        if self.always_carries:
+            return KEEP
+        return run.method.optimizer_state or self.states[0]
+
     def keeps_optimizer(self, run: Run) -> bool:
-        return self.always_carries or run.method.optimizer_state == "carry"
+        return self.state(run) != RESET
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
         """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they cannot be kept."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
+    def own_slots(self, run: Run) -> tuple[str, ...]:
+        """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and none is sent."""
+        return () if self.always_carries or self.state(run) != KEEP else self.optimizer_slots(run)
+
     def slots(self, run: Run) -> tuple[str, ...]:
+        """Return the kinds of slots that owners store."""
         _, momentum = self.outer(run)
-        return (*self.optimizer_slots(run), *([VELOCITY] if momentum else []))
+        stored = () if self.own_slots(run) else self.optimizer_slots(run)
+        return (*stored, *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
         """Count the tensors that are sent for a parameter: its values, and the slots that are sent with them."""
-        return 1 if self.always_carries else 1 + len(self.optimizer_slots(run))
+        return 1 + len(self.optimizer_slots(run)) if self.state(run) == CARRY else 1
 
     def sends_in_a_round(self, run: Run) -> int:
         return run.method.local_steps if self.sends_every_step else 1

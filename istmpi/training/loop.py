@@ -1,7 +1,9 @@
 """Trains on every rank, round by round, with evaluations; saves its state and resumes from it."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+
+import torch
 
 from istmpi.checkpoint.format import Header, Piece
 from istmpi.checkpoint.reader import open_checkpoint
@@ -16,9 +18,11 @@ from istmpi.checkpoint.state import (
     restore_frozen,
     versions,
 )
+from istmpi.engine.slots import kinds_of
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import staying
+from istmpi.methods import spec_of
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
@@ -188,6 +192,7 @@ class Training(Prepared):
             self.shares.known(self.rounds_done),
             self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
             self.architecture.code.frozen_digest,
+            self.state_since,
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -210,8 +215,21 @@ class Training(Prepared):
                 raise DataError(f"{path}: {odd}; weights must be finite. Resume from an earlier checkpoint.")
             if header.local_step:
                 changes.append("saved inside a round by an older version: the round starts again from the mean")
+            changes += self._begin_state(header, restored)
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
         self.tally.restore(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
         self._check_time_limit()
         return changes
+
+    def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
+        """Note the round since which ranks' own optimizer states count; return a note if the checkpoint lacks them."""
+        self.state_since = header.state_since
+        run, since = self._phase()
+        if not spec_of(run.method.name).own_slots(run) or since >= header.round or kinds_of(restored):
+            return []
+        self.state_since = header.round
+        why = "the checkpoint has no such states"
+        if header.ranks != self.communicator.size:
+            why = f"the checkpoint is from {header.ranks} ranks, and this run has {self.communicator.size}"
+        return [f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"]

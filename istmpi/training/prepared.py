@@ -77,6 +77,8 @@ class Prepared:
                 self.device = choose_device(run.train.device, local)
             self.threads = choose_threads(run.train.threads, local)
         self.time_is_up, self.told_to_end = False, False
+        self.state_since = 0
+        """The round since which optimizer state is kept at the earliest: that of the last resume that lost it."""
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
@@ -172,9 +174,9 @@ class Prepared:
             if first <= self.rounds_done:
                 run, since = phase, since if kept else first
                 spec = spec_of(run.method.name)
-                kept = bool(spec.optimizer_slots(run)) and not spec.own_state
+                kept = bool(spec.optimizer_slots(run)) and not (spec.own_state or spec.own_slots(run))
             first += rounds
-        return run, since
+        return run, max(since, self.state_since)
 
     def _keep_slots(self, run: Run) -> None:
         kept = spec_of(run.method.name).slots(run)

@@ -12,6 +12,7 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
+from istmpi.methods import spec_of
 from istmpi.names import class_of
 from istmpi.tasks import OWN
 
@@ -118,6 +119,10 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     old, new = checkpoint.architecture.table, here.architecture.table
     moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source
     for setting, (saved, current) in header.run.differences(here.run).items():
+        if setting == "method.optimizer_state":
+            saved, current = _states(header.run), _states(here.run)
+            if saved == current:  # one names the default, the other leaves it out
+                continue
         text = f"{setting} = {saved} in the checkpoint, {current} here"
         if setting in MAY_CHANGE or (setting == "model.name" and moved):
             changed.append(text)
@@ -143,3 +148,8 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
             f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."
         )
     return changed
+
+
+def _states(run: Run) -> str:
+    """Return what becomes of the optimizer state in each of the run's methods, as text."""
+    return ", ".join(dict.fromkeys(spec_of(name).state(run) for name, _ in run.phases()))

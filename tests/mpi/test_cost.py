@@ -21,6 +21,7 @@ CASES = {
         "model__dtype": "float32",
         "optimizer__lr": 0.001,
     },
+    "adam kept": {"optimizer__name": "adam", "method__optimizer_state": "keep", "optimizer__lr": 0.001},
     "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.01},
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
@@ -41,7 +42,8 @@ SPECIAL = {
 
 
 OUTER = ("local-sgd", "diloco", "streaming-diloco", "sparse-loco")
-OF_METHODS = [("ist", case) for case in CASES]
+OF_METHODS = [("ist", case) for case in CASES if case != "adam kept"]
+OF_METHODS += [("local-sgd", "adam kept"), ("diloco", "adam kept")]
 OF_METHODS += [(method, case) for method in METHODS if method != "ist" for case in ("plain", "adam carried, float32")]
 OF_METHODS += [(method, "outer momentum, adam carried") for method in OUTER]
 """What else IST can be is none of the other methods' settings."""

@@ -47,6 +47,8 @@ CASES = {
     "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__redeal": 0.4},
     "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
     "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
+    "DiLoCo, adam reset": {"method__name": "diloco", **ADAM, "method__optimizer_state": "reset"},
+    "local SGD, adam kept": {"method__name": "local-sgd", **ADAM, "method__optimizer_state": "keep"},
     "warm-up": {"optimizer__warm_up": 7},
     "cosine": {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"},
     "milestones": {"optimizer__schedule": "step", "optimizer__milestones": [0.3, 0.6], "optimizer__decay": 0.3},

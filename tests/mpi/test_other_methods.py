@@ -155,6 +155,28 @@ def test_diloco_without_an_outer_step_is_local_sgd_bit_for_bit(comm):
     assert [one.bytes for one in its] == [one.bytes for one in progress]
 
 
+@pytest.mark.parametrize("rate, momentum", [(0.7, 0.9), (1.0, 0.0)])
+def test_diloco_is_what_its_authors_wrote(comm, rate, momentum):
+    """Workers are AdamW whose state no round touches; the outer optimizer is PyTorch's SGD with Nesterov's momentum."""
+    settings = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "optimizer__weight_decay": 0.1, **NO_NORM}
+    settings |= {"method__outer_lr": rate, "method__outer_momentum": momentum, "data__placement": "sharded"}
+    training, _ = trained(comm, method__name="diloco", **settings)
+    everyone = replicas(training.run, comm.size)
+    for one in everyone:
+        one.optimizer = torch.optim.AdamW(one.module.parameters(), lr=0.01, weight_decay=0.1)
+    common = torch.nn.Parameter(everyone[0].weights)
+    outer = torch.optim.SGD([common], lr=rate, momentum=momentum, nesterov=bool(momentum))
+    for round in range(4):
+        for one in everyone:
+            one.weights = common.detach()
+            for local_step in range(3):
+                one.step(one.batches.at(3 * round + local_step))
+        common.grad = common.detach() - sum(one.weights for one in everyone) / comm.size
+        outer.step()
+    everyone[0].weights = common.detach()
+    assert_near(training, everyone[0].named(), 1e-12)
+
+
 # ---- codistillation
 
 

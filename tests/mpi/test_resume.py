@@ -20,6 +20,8 @@ OPTIMIZERS = {
     "momentum-carried": {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
     "adam-reset": {"optimizer__name": "adam", "optimizer__lr": 0.01},
     "adam-carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
+    "adam": {"optimizer__name": "adam", "optimizer__lr": 0.01},
+    "adam-kept": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "keep"},
 }
 COMMON = {"model__dropout": 0.3, "model__bias": True, "method__redeal": 0.5, "method__local_steps": 4}
 SPECIAL = {
@@ -35,11 +37,13 @@ WHO = ("one rank", "every rank elsewhere")
 STOPPED = [("ist", optimizer, WHO[i % 2]) for i, optimizer in enumerate(("momentum-carried", "adam-reset"))]
 STOPPED += [(method, "adam-carried", WHO[i % 2]) for i, method in enumerate(METHODS)]
 """Every method with the optimizer that has most state."""
+STOPPED += [("diloco", "adam-kept", WHO[0]), ("local-sgd", "adam-kept", WHO[1])]
 OF_RANKS = ("codistillation", "dynamic-averaging", "streaming-diloco", "sparse-loco")
 """Methods whose ranks have networks of their own between rounds."""
 FINISHES = [
     ("data-parallel", "adam-carried"),
     ("diloco", "adam-reset"),
+    ("diloco", "adam"),
     ("codistillation", "adam-reset"),
     ("dynamic-averaging", "adam-carried"),
 ]
@@ -176,6 +180,46 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
         assert after[0].loss < (curve[0] + curve[1]) / 2
         assert after[-1].loss < curve[-1]
     comm.barrier()
+
+
+@pytest.mark.ranks(only=[3])
+def test_kept_state_begins_again_on_other_ranks_and_is_kept_from_there(comm, shared_tmp):
+    """The first two ranks resume a run of three: their Adam counts its steps from there, also after another stop."""
+    run = settings("diloco", "adam") | {"train__rounds": 6}
+    training, _ = trained(comm, **run | {"train__rounds": 2})
+    path, saved = save(training, shared_tmp / "three.h5"), whole(training)
+    two = Communicator(comm.mpi.Split(comm.rank < 2))
+    if comm.rank < 2:
+        other = Training(small_run(**run), two)
+        rounds, note = other.resume(path)
+        assert rounds.startswith("train.rounds = 2 in the checkpoint")
+        assert note == (
+            "optimizer_state = keep: each rank begins with a new optimizer state, because the checkpoint is from 3 "
+            "ranks, and this run has 2"
+        )
+        assert_same_bits(whole(other), saved)
+        progress = other.rounds()
+        next(progress), next(progress)
+        assert {int(state["step"]) for state in other.method.subnet.optimizer.state.values()} == {8}
+        middle = save(other, shared_tmp / "two.h5")
+        list(progress)
+        again = Training(small_run(**run), two)
+        assert again.resume(middle) == []
+        list(again.rounds())
+        assert_same_bits(whole(again), whole(other))
+    comm.barrier()
+
+
+@pytest.mark.ranks(only=[1, 3])
+def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):
+    """A run that names the method's default resumes one that left it out; another state is another run."""
+    run = settings("diloco", "adam") | {"train__rounds": 2}
+    path = save(trained(comm, **run | {"train__rounds": 1})[0], shared_tmp / "saved.h5")
+    resumed(comm, path, **run | {"method__optimizer_state": "keep"})
+    with pytest.raises(ConfigError, match="method.optimizer_state = keep in the checkpoint, reset here"):
+        resumed(comm, path, **run | {"method__optimizer_state": "reset"})
+    with pytest.raises(ConfigError, match="= 'keep' goes with local-sgd and diloco, not with ist. Use reset or carry"):
+        Training(small_run(method__optimizer_state="keep"), comm)
 
 
 def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tmp):

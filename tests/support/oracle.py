@@ -42,6 +42,7 @@ def train(run, network, ranks, groups, shares=None):
     store.initialise(run.train.seed)
     weights = {name: tensor.clone() for name, tensor in store.tensors.items()}
     state = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
+    kept = [{name: tuple(map(torch.clone, slots)) for name, slots in state.items()} for _ in range(ranks)]
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     losses = []
     average = {name: length / ranks if name in groups else length for name, length in network.lengths.items()}
@@ -58,11 +59,13 @@ def train(run, network, ranks, groups, shares=None):
             for name in held:
                 held[name][torch.from_numpy(deal.units[name][rank]) if name in groups else slice(None)] = 1
             mine = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-            carried = run.method.optimizer_state == "carry"
+            what = run.method.optimizer_state or ("keep" if run.method.name == "diloco" else "reset")
+            carried = what == "carry"
             slots = {
                 name: tuple(slot.clone() if carried else torch.zeros_like(slot) for slot in slots)
                 for name, slots in state.items()
             }
+            slots = kept[rank] if what == "keep" else slots
             for local_step in range(run.method.local_steps):
                 step = round * run.method.local_steps + local_step
                 x, y = map(torch.from_numpy, plain(stream[rank].at(step)))
@@ -71,7 +74,14 @@ def train(run, network, ranks, groups, shares=None):
                 losses.append(float(loss.detach()))
                 lr = rate(run.optimizer, step, run.train.rounds * run.method.local_steps)
                 for name, gradient in zip(mine, gradients):
-                    update(run.optimizer, lr, mine[name].data, gradient, slots[name], step if carried else local_step)
+                    update(
+                        run.optimizer,
+                        lr,
+                        mine[name].data,
+                        gradient,
+                        slots[name],
+                        local_step if what == "reset" else step,
+                    )
             ends.append((mine, slots, held))
         combine(weights, state, ends)
         outer_step(before, weights, velocity, *METHODS[run.method.name].outer(run), [held for _, _, held in ends])

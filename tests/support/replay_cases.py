@@ -56,6 +56,8 @@ MLP = {
     "ist, patience": {"data__validation": 0.2, "evaluate__every": 1, "train__patience": 1, "optimizer__lr": 1e-30},
     "streaming-diloco": {"method__name": "streaming-diloco", "method__local_steps": 6, "method__fragments": 2},
     "sparse-loco": {"method__name": "sparse-loco"},
+    "diloco, adam reset": {"method__name": "diloco", **ADAM, "method__optimizer_state": "reset"},
+    "local-sgd, adam kept": {"method__name": "local-sgd", **ADAM, "method__optimizer_state": "keep"},
 }
 """Of the mlp."""
 
