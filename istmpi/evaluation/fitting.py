@@ -19,6 +19,7 @@ from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.architecture import Architecture
+from istmpi.models.table import power_of
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def fitted_scale(
     factors = torch.ones(len(names), dtype=torch.float64, requires_grad=True)
 
     def factor(groups: Iterable[str]) -> torch.Tensor | float:
-        chosen = [factors[names.index(group)] for group in groups if group in names]
+        chosen = []
+        for group, power in map(power_of, groups):
+            if group in names:
+                chosen.append(factors[names.index(group)] ** power)
         return torch.stack(chosen).prod() if chosen else 1.0
 
     architecture.multiply(network.module, architecture.lengths, factor)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property, partial
 from itertools import chain
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.table import ResidualBlock, Table, Use
+from istmpi.models.table import ResidualBlock, Table, Use, power_of
 from istmpi.models.tables import has_table
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Architecture:
     @property
     def summed(self) -> set[str]:
         sums = *self.sums.values(), *self.table.folded.values(), *(use.groups for use in self.uses)
-        return {*self.blocks, *chain.from_iterable(sums)}
+        return {*self.blocks, *(power_of(summed)[0] for summed in chain.from_iterable(sums))}
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         """Return the factor of a sum over units of ``groups`` at the given lengths. It does not apply to a bias.
@@ -102,8 +101,11 @@ class Architecture:
         of units, as with dropout. A narrower network gets a larger factor, so that its sums are as large. Sums directly
         before a batch normalisation need no factor.
         """
-        each = (scale.get(group, 1.0) * (self.lengths[group] / lengths[group]) for group in groups)
-        return prod(each, start=1.0)
+        product = 1.0
+        for summed in groups:
+            group, power = power_of(summed)
+            product *= (scale.get(group, 1.0) * (self.lengths[group] / lengths[group])) ** power
+        return product
 
     def weight_factor(self, name: str, scale: Scale) -> float:
         """Return a parameter's factor in the full network, for sums over units and blocks with its layer as an end."""
@@ -226,7 +228,7 @@ class Architecture:
         if not groups:
             problems = dict(self.table.undealt)
             for place, several in self.table.unscaled.items():
-                problem = f"its sums in {place} cannot be scaled (model.scale = 'none' skips this)"
+                problem = f"no factor makes its sums right, in {place} (model.scale = 'none' accepts this)"
                 problems |= dict.fromkeys(several, problem)
             reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             if not reasons:
@@ -244,8 +246,8 @@ class Architecture:
         for place, names in self.table.unscaled.items() if scaled else ():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
-                    f"{self.name}: sums over units of {dealt[0]} cannot be scaled in {place}, or cannot be "
-                    f"separated from others. {cure}, or give --set model.scale=none."
+                    f"{self.name}: no factor makes the sums over units of {dealt[0]} right, in {place}. {cure}, "
+                    "or accept this with --set model.scale=none."
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:

@@ -4,7 +4,7 @@ The network is built twice in full size, with different random numbers, and run 
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.halves import prove_halves
 from istmpi.models.inference import Inferred, infer
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.norms import Calibrated, built
@@ -57,14 +58,15 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
     computation = trace(network, inferred.widths, inferred.blocks, trained)
-    sums = {name: groups for name, groups in _sums(module, inferred.parameters).items() if name in bare}
+    sums = _sums(module, inferred.parameters, evaluated, bare)
     scaled = sums_of(network, inferred.widths, evaluated, sums)
     parameters = {}
     for name, _ in module.named_parameters():
         bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     for name, groups in sums.items():
-        sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+        if name in bare:  # otherwise the pass says nothing about it
+            sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
     blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
     leaves = proved_leaves(network, inferred.widths, module)
     table = Table(
@@ -75,10 +77,9 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         parameters=parameters,
         computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
         norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()},
-        sums={name: groups for name, groups in sums.items() if groups and bare[name]},
+        sums={name: groups for name, groups in sums.items() if groups and bare.get(name, True)},
         uses=scaled.uses,
         folded=folded,
-        unscaled=scaled.unscaled,
         stochastic=stochastic,
         **computation,
         preferred=network.preferred,
@@ -87,7 +88,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         exits=exits,
         head=head if head in leaves else "",
     )
-    return table, inferred
+    return prove_halves(network, table, scaled.means), inferred
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -174,11 +175,24 @@ def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recor
     return recorder, draws
 
 
-def _sums(module: nn.Module, patterns: Mapping[str, Pattern]) -> dict[str, tuple[str, ...]]:
+def _sums(
+    module: nn.Module, patterns: Mapping[str, Pattern], evaluated: Recorder, called: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the widths on the axis that each layer of products sums over, by the layer's name.
+
+    A layer that the recorded pass did not call, such as an expert without examples, counts like the ``called`` ones,
+    unless the pass read its weight in another way.
+    """
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    read = set(evaluated.kept_apart)
+    for seen in evaluated.sums:
+        read.update(seen.parameter.split(","))
     sums = {}
     for path, layer in module.named_modules():
-        if isinstance(layer, PRODUCTS) and (name := name_of.get(id(layer.weight))):
+        if not isinstance(layer, PRODUCTS) or isinstance(layer, NonDynamicallyQuantizableLinear):
+            continue
+        name = name_of.get(id(layer.weight), "")
+        if name and (path in called or name not in read):
             axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
             sums[path] = tuple(factor.name for factor in axis.factors if factor.name)
     return sums

@@ -254,7 +254,7 @@ def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
         return args[:3], prod(shape[axis] for axis in args[6])
     if name.startswith("_scaled_dot_product") or name in ("_cdist_forward", "_euclidean_dist"):
         return args[:2], x.shape[-1]
-    if name in ("sum", "nansum", "logsumexp", "prod"):
+    if name in ("sum", "nansum", "logsumexp", "prod", "mean", "cumsum"):
         return args[:1], reduced(x, axes)[1]
     if name in ("linalg_vector_norm", "norm") and axes not in (0, inf, -inf):
         return args[:1], reduced(x, args[2] if len(args) > 2 else None)[1]

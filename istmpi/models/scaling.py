@@ -28,7 +28,7 @@ PRODUCTS = {"linear": 0, "matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 
 }
 """The index of each function's operand whose last axis is summed over."""
 CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)}
-SUMS = ("sum", "nansum", "logsumexp")
+SUMS = ("sum", "nansum", "logsumexp", "mean")
 NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
 """Functions that take a norm over an axis, with the argument number of the norm's order."""
@@ -80,6 +80,8 @@ def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | 
     if name in SUMS and isinstance(args[0], torch.Tensor):
         axes = named.get("dim", args[1] if len(args) > 1 else None)
         return Call(name, OUTPUT, 1.0, *_reduced(args[0], axes))
+    if name == "cumsum" and isinstance(args[0], torch.Tensor):
+        return Call(name, OUTPUT, 1.0, *_reduced(args[0], named.get("dim", args[1] if len(args) > 1 else 0)))
     if name in NORMS:
         order, axes = named.get("p", named.get("ord", args[1] if len(args) > 1 else 2)), named.get("dim")
         return _of_norm(name, args[:1], 2 if order in (None, "fro") else order, 1, axes if len(args) < 3 else args[2])

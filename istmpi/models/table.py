@@ -113,11 +113,27 @@ class Use:
     inner: str
     """The axis that is summed over, such as ``(4 hidden)``."""
     groups: tuple[str, ...]
-    """The groups whose units are added up, repeated if they are several factors of the axis. Means are left out."""
+    """The groups whose units are added up, repeated if they are several factors of the axis. Means are left out.
+
+    An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`power_of`)."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
         return self.module, self.function, self.parameter, self.detail
+
+
+def power_of(summed: str) -> tuple[str, float]:
+    """Split an entry of a sum's groups, ``hidden`` or ``hidden^0.5``, into the group and the power of its share."""
+    group, _, power = summed.partition("^")
+    return group, float(power or 1)
+
+
+def with_power(groups: Sequence[str], group: str, power: float) -> tuple[str, ...]:
+    """Return a sum's groups with this power of one group's share, in place of its other entries."""
+    others = tuple(summed for summed in groups if power_of(summed)[0] != group)
+    if power == 0:
+        return others
+    return (*others, group if power == 1 else f"{group}^{power:g}")
 
 
 Blocks = Mapping[str, Sequence[ResidualBlock]]
@@ -149,7 +165,7 @@ class Table:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The groups over whose units a sum cannot be scaled, by the place of the sum."""
+    """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their sums."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]

@@ -20,8 +20,9 @@ LINEAR = {*MATRIX, "convolution", "_trilinear"}
 @dataclass(frozen=True)
 class Sums:
     uses: tuple[Use, ...] = ()
+    means: tuple[Use, ...] = ()
+    """Calls whose sums need no factor, with no groups: means, unless the law of two halves shows something else."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
     """The number of inputs that each parameter's product adds up, without the inputs of means."""
@@ -31,9 +32,6 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
     """Find the sums over units in ``full``, a recorded network. ``layers``: modules whose own calls take sums."""
     family = Family.of(network, lengths, full)
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
-    unscaled = {
-        f"a forward pass, which differs when {name} doubles,": (name,) for name in lengths if name not in doubled
-    }
     groups, averaged, odd = _groups(network, family.base, doubled)
     folded = _folded(full, groups, layers)
     calls: dict[int, list[str]] = {}
@@ -41,17 +39,10 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
     for number, (seen, names) in enumerate(zip(full.sums, groups)):
         if seen.module in layers:
             of_layers[seen.module] += names
-        spoilt = number in odd or (names and seen.operation == "prod")
-        if not spoilt:
-            if seen.operation in ("_softmax", "prod") or seen.module in layers:
-                continue
-            if not folded.keys().isdisjoint(seen.parameter.split(",")):
-                continue
-            if seen.call is not None:
-                calls.setdefault(seen.turn, []).extend(names)
-                continue
-        if names:
-            unscaled[_place(seen)] = tuple(dict.fromkeys(names))
+        elif seen.call is None or number in odd or seen.operation in ("_softmax", "prod"):
+            continue
+        elif folded.keys().isdisjoint(seen.parameter.split(",")):
+            calls.setdefault(seen.turn, []).extend(names)
     uses: dict[tuple[object, ...], Use] = {}
     for number, seen in enumerate(full.sums):
         call = seen.call
@@ -60,12 +51,10 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
         names = calls.pop(seen.turn)
         grown = {name: sums[number].call.inner for name, sums in doubled.items()}
         inner = axis_of(call.inner, factors_of(family.base[number].call.inner, grown)[0], lengths)
-        use = Use(*call.place, inner, tuple(sorted(names)))
-        before = uses.setdefault((*call.place, call.inner), use)
-        if before.groups != use.groups:  # two calls that look alike need different factors
-            unscaled[_place(seen)] = tuple(dict.fromkeys((*before.groups, *use.groups)))
+        uses.setdefault((*call.place, call.inner), Use(*call.place, inner, tuple(sorted(names))))
     scaled = tuple(use for use in uses.values() if use.groups)
-    return Sums(scaled, folded, unscaled, of_layers, _fans(full.sums, averaged, lengths))
+    means = tuple(use for use in uses.values() if not use.groups)
+    return Sums(scaled, means, folded, of_layers, _fans(full.sums, averaged, lengths))
 
 
 def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]) -> dict[str, int]:
@@ -91,7 +80,10 @@ def _groups(
     for number, seen in enumerate(base):
         names, exact = factors_of(seen.inner, {name: sums[number].inner for name, sums in doubled.items()})
         means = {name for softmax in seen.weighted_by for name in groups[softmax]} & {*names}
-        means |= {name for name in names if declared.get(name) == "mean"} if seen.operation != "_softmax" else set()
+        if seen.operation == "mean":
+            means = {*names}
+        elif seen.operation != "_softmax":
+            means |= {name for name in names if declared.get(name) == "mean"}
         if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
             means = {*names}
         averaged[number] = means
@@ -114,7 +106,3 @@ def _folded(full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[
         for other in [name for name in seen.parameter.split(",") if name in folded][1:]:
             del folded[other]
     return folded
-
-
-def _place(seen: Sum) -> str:
-    return f"{seen.operation} of {seen.module or 'its forward'}"

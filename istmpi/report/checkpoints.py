@@ -114,7 +114,9 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
 def _verdict(width: Mapping[str, Any]) -> str:
     if not width["dealt"]:
         return "no: " + width["problem"]
-    verdict = "yes" + ", although a normalisation, or a value of their number, spans its units" * width["spanned"]
+    if width["unscaled"]:
+        return f"no: no factor makes its sums right, in {width['unscaled']}"
+    verdict = "yes"
     if width["blocks"]:
         verdict += f": whole blocks, {', '.join(width['blocks'])}"
     verdict += ", but not by default" * (not width["by_default"])

@@ -25,6 +25,10 @@ BUFFER = "buffer"
 """Training changes a buffer that belongs to units."""
 LOSS = "own loop|istmpi.with_loss|loss inside"
 """It returns a part of its loss, and the message says how such a loss is had."""
+BUILDS = "draws random values"
+"""Two builds with the same parameters and buffers compute different outputs."""
+HALVES = "two equal halves change the outputs"
+"""No factor makes a sum over its units right."""
 NO_WIDTHS = "wrapper"
 """No argument is an integer, and the message gives the wrapper that is the cure."""
 
@@ -46,7 +50,8 @@ class Row:
     """Arguments among ``dealt`` whose units are whole blocks."""
     scaled: Mapping[str, str] = field(default_factory=dict)
     """The uses that sum over each argument's units, with no batch normalisation directly behind: the names of
-    parameters. Behind a ``+`` stand uses that are of no parameter, or of one that has another use, too."""
+    parameters, with the power of the share behind ``^`` if it is not 1. Behind a ``+`` stand uses that are of no
+    parameter, or of one that has another use, too."""
     means: str = ""
     """Arguments whose units are averaged so that a network of twins averages others: the few best of all."""
     trains: bool | None = True
@@ -484,6 +489,34 @@ TRAPS = (
     Row("trap_nets.AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
     Row("trap_nets.SingleOnly", FLAT, "hidden", scaled={"hidden": "last.weight"}, dtype="float32"),
 )
+FACTORS = (
+    Row("factor_nets.Tangent", FLAT, "hidden", scaled={"hidden": "second^0.5"}),
+    Row("factor_nets.EqualisedRates", FLAT, "hidden", scaled={"hidden": "second.weight^0.5 last.weight^0.5"}),
+    Row("factor_nets.ByProduct", FLAT, "hidden", scaled={"hidden": "weight^0.5"}),
+    Row("factor_nets.MeanReadout", FLAT, "hidden"),
+    Row("factor_nets.ScoresByHand", SEQUENCE, "width", scaled={"width": "+scores"}),
+    Row("factor_nets.Units", FLAT, "units"),
+    Row("factor_nets.TimesTheirShare", FLAT, "units"),
+    Row("factor_nets.MeanTimesWidth", FLAT, "units", scaled={"units": "+mean"}),
+    Row("factor_nets.LastOfCumsum", FLAT, "units", scaled={"units": "+cumsum"}),
+    Row("factor_nets.PooledTimesWidth", FLAT, "units", scaled={"units": "+pool"}, trains=False, refused=HALVES),
+    Row("factor_nets.ZeroFrequency", FLAT, "units", scaled={"units": "+fft"}, trains=False, refused=HALVES),
+    Row("factor_nets.IndexAdded", FLAT, "units", scaled={"units": "+index_add"}, trains=False, refused=HALVES),
+    Row("factor_nets.SumOfLogarithms", FLAT, "units", scaled={"units": "+prod"}, trains=False, refused=HALVES),
+    Row("factor_nets.TwoGates", FLAT, "units", scaled={"units": "+sum"}),
+    Row("factor_nets.RenormalisedExperts", FLAT, "experts hidden", scaled={"hidden": "second"}, means="experts"),
+    Row(
+        "factor_nets.SkippedExperts",
+        FLAT,
+        "hidden",
+        {"experts": "counts the modules"},
+        scaled={"hidden": " ".join(f"experts.{number}.2.weight" for number in range(8))},
+    ),
+    Row("factor_nets.RareHead", FLAT, "hidden", scaled={"hidden": "usual.weight rare.weight"}),
+    Row("factor_nets.ShuffledFlow", FLAT, trains=False, refused=BUILDS),
+    Row("factor_nets.ChosenFeatures", FLAT, trains=False, refused=BUILDS),
+    Row("factor_nets.FourierFeatures", FLAT, trains=False, refused=BUILDS),
+)
 GRAPHS = (
     Row(
         "graph_nets.FixedGraph",
@@ -510,4 +543,17 @@ TEXT = (
         scaled={"embed": "cell.weight_ih_l0", "hidden": "cell.weight_hh_l0 last.weight"},
     ),
 )
-ROWS = (*DENSE, *CONVOLUTIONS, *NORMS, *ATTENTION, *RECURRENT, *EXPERTS, *PRODUCTS, *TIED, *TRAPS, *GRAPHS, *TEXT)
+ROWS = (
+    *DENSE,
+    *CONVOLUTIONS,
+    *NORMS,
+    *ATTENTION,
+    *RECURRENT,
+    *EXPERTS,
+    *PRODUCTS,
+    *TIED,
+    *TRAPS,
+    *FACTORS,
+    *GRAPHS,
+    *TEXT,
+)

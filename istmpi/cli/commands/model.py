@@ -113,6 +113,7 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
     largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
     held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
     warnings = (too_narrow(network, holdings[count]) for count in possible)
+    unscaled = {name: place for place, names in table.unscaled.items() for name in names}
     products = {count: float(flops(table.operators, part.lengths)) for count, part in largest.items()}
     return {
         "settings": dict(table.settings),
@@ -124,8 +125,8 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
                 "dealt": finding.proved,
                 "by_default": finding.width.name in dealt,
                 "residual": table.residual.get(finding.width.name, ""),
-                "spanned": finding.spanned,
                 "problem": finding.problem,
+                "unscaled": unscaled.get(finding.width.name, ""),
             }
             for finding in inferred.findings
         ],

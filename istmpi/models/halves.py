@@ -1,0 +1,345 @@
+"""The second proof of a network's table: the law of two halves (decision 69).
+
+If each unit of a width occurs twice, and the factors of the sums over these units are those of a half, the network
+computes what the narrow network with one of each unit computes. The law knows nothing of products, sums or
+normalisations, so it finds a wrong factor wherever the forward pass hides it.
+
+A width that breaks the law gets other powers of its share as factors, if some powers obey the law also with four copies
+of each unit. Otherwise its sums cannot be scaled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from istmpi.engine.axes import Pattern
+from istmpi.errors import ConfigError
+from istmpi.models.architecture import Architecture
+from istmpi.models.norms import Calibrated, built
+from istmpi.models.table import Table, Use, power_of, with_power
+from istmpi.models.trials import Watching, alike, few, one_thread, random_values, running, seeded, set_values
+from istmpi.models.user import UserNetwork
+
+COPIES = 2
+MORE_COPIES = 4
+EXAMPLES = 16
+"""Enough examples that most branches, such as experts that are called only with examples, are taken."""
+POWERS = (0.5, 0.0, 1.0, -1.0, -0.5, 1.5, 2.0)
+"""The powers of a share that are tried, the usual ones first."""
+TRIES = 160
+WIDER = 8
+"""The factor of the width at which a deviation must have faded."""
+FADED = 4
+"""The least factor by which a deviation fades with `WIDER` times as many units; one of 1/n fades by `WIDER`."""
+EPSILON = 1e-12
+
+Place = tuple[str, Any]
+"""A place of factors in a table: ``("sums", layer)``, ``("folded", parameter)`` or ``("uses", use without groups)``."""
+Powers = Mapping[Place, float]
+
+
+def prove_halves(network: UserNetwork, table: Table, means: Sequence[Use] = ()) -> Table:
+    """Return the table with factors that obey the law.
+
+    A width that no factors make right is in ``unscaled``, with the place of its sums and the size of the deviation.
+    ``means``: calls that take means over units, whose power of the share is 0.
+
+    Raises ConfigError if two builds with equal parameters and buffers compute different outputs.
+    """
+    with one_thread():
+        return _Proof(network, means).proved(table)
+
+
+class _Proof:
+    """The twins of a network at several lengths, which are built once."""
+
+    def __init__(self, network: UserNetwork, means: Sequence[Use]):
+        self._network = network
+        self._means = means
+        self._twins: dict[tuple[tuple[str, int], ...], Twins] = {}
+
+    def proved(self, table: Table) -> Table:
+        lengths = {name: length for name, length in table.groups.items() if name not in table.blocks}
+        self._require_equal_builds(lengths)
+        unscaled: dict[str, tuple[str, ...]] = {}
+        for width in lengths:
+            table, problem = self._with_right_powers(table, lengths, width)
+            if problem:
+                unscaled[problem] = (*unscaled.get(problem, ()), width)
+        table = replace(table, unscaled=unscaled)
+        together = [width for width in table.dealt if width in lengths]
+        if len(together) > 1:
+            twins = self._trial(table, lengths, together)
+            if twins and not twins.obey(table, together):
+                deviation = twins.deviation(table, together)
+                unscaled[f"its forward: halves of several widths {_changed_by(deviation)}"] = tuple(together)
+                table = replace(table, unscaled=unscaled)
+        return table
+
+    def _require_equal_builds(self, lengths: Mapping[str, int]) -> None:
+        for tried in (few(lengths), dict(lengths)):
+            try:
+                twins = self._at(tried)
+            except ConfigError:
+                continue  # the network may need more units
+            twins.require_equal_builds()
+            return
+
+    def _at(self, lengths: Mapping[str, int]) -> Twins:
+        key = tuple(lengths.items())
+        if key not in self._twins:
+            self._twins[key] = Twins(self._network, lengths)
+        return self._twins[key]
+
+    def _trial(self, table: Table, lengths: Mapping[str, int], widths: Collection[str]) -> Twins | None:
+        """Return twins at the first lengths at which the network runs, with one and with two of each unit."""
+        halved = dict(lengths)
+        for width in widths:
+            halved[width] = max(lengths[width] // COPIES, 1)
+        for tried in (few(lengths), halved, dict(lengths)):
+            with suppress(ConfigError):
+                twins = self._at(tried)
+                twins.deviation(table, widths)
+                return twins
+        return None
+
+    def _with_right_powers(self, table: Table, lengths: Mapping[str, int], width: str) -> tuple[Table, str]:
+        """Return the table with right powers of a width's share, or the problem if there are none."""
+        twins = self._trial(table, lengths, [width])
+        if twins is None or twins.obey(table, [width]) or self._fades(twins, table, width):
+            return table, ""
+        for powers in itertools.islice(_choices(table, self._means, width), TRIES):
+            changed = _with_powers(table, width, powers)
+            if twins.obey(changed, [width]) and twins.obey(changed, [width], MORE_COPIES):
+                return changed, ""
+        return (
+            table,
+            f"{_places(table, self._means, width)}: two equal halves {_changed_by(twins.deviation(table, [width]))}",
+        )
+
+    def _fades(self, twins: Twins, table: Table, width: str) -> bool:
+        """Return True if the deviation is of the order 1/n: a unit that leaves itself out, a deviation with n - 1."""
+        wider = {**twins.lengths, width: WIDER * twins.lengths[width]}
+        with suppress(ConfigError):
+            return FADED * self._at(wider).deviation(table, [width]) < twins.deviation(table, [width])
+        return False
+
+
+class Twins:
+    """A narrow network with random values, and networks in which each unit of some widths occurs several times.
+
+    Raises ConfigError if the narrow network fails.
+    """
+
+    def __init__(self, network: UserNetwork, lengths: Mapping[str, int]):
+        self.lengths = dict(lengths)
+        self._network = network
+        narrow = _built(network, lengths)
+        drawn = random_values(narrow, torch.Generator().manual_seed(0))
+        best = _Best()
+
+        def run(*x: torch.Tensor) -> torch.Tensor:
+            # `running` has chosen the numbers' type.
+            self._values = {name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn}
+            set_values(narrow, self._values)
+            best.lengths.clear()
+            with seeded(), best:
+                return network.forward(narrow, *x)
+
+        self._x, self._expected = running(network, narrow, EXAMPLES, run)
+        self._best_of = best.lengths
+        self._random = not alike(run(*self._x), self._expected)
+        self._buffers = dict(narrow.named_buffers())
+
+    def require_equal_builds(self) -> None:
+        """Raise ConfigError if a second build with the same parameters and buffers computes other outputs."""
+        if self._random:
+            return
+        again = _built(self._network, self.lengths, seed=1).to(self._expected.dtype)
+        set_values(again, self._values)
+        for name, buffer in again.named_buffers():
+            if name in self._buffers and buffer.shape == self._buffers[name].shape:
+                buffer.copy_(self._buffers[name])
+        with seeded():
+            outputs = self._network.forward(again, *self._x)
+        if not alike(outputs, self._expected):
+            raise self._network.refused(
+                "its constructor draws random values that are neither parameters nor buffers, such as a permutation or "
+                "chosen features. Every rank and every later command would build another network. Draw these values "
+                "from a generator with a fixed seed."
+            )
+
+    def deviation(self, table: Table, widths: Collection[str], copies: int = COPIES, more_best: bool = False) -> float:
+        """Return the distance of the outputs with copies from those of the narrow network, relative to the latter.
+
+        Raises ConfigError if the network with copies fails.
+        """
+        difference = self._copied(table, widths, copies, more_best) - self._expected
+        return float(difference.norm() / self._expected.norm().clamp(min=1e-30))
+
+    def obey(self, table: Table, widths: Collection[str], copies: int = COPIES) -> bool:
+        """Return True if copies of the widths' units, with the table's factors, compute what one of each computes.
+
+        Where a network chooses the best few units, it may choose as many times more as there are copies.
+        """
+        if self._random:
+            return True
+        if alike(self._copied(table, widths, copies), self._expected):
+            return True
+        return bool(self._best_of) and alike(self._copied(table, widths, copies, more_best=True), self._expected)
+
+    def _copied(self, table: Table, widths: Collection[str], copies: int, more_best: bool = False) -> torch.Tensor:
+        lengths = dict(self.lengths)
+        for width in widths:
+            lengths[width] *= copies
+        full = _built(self._network, lengths).to(self._expected.dtype)
+        values = copy_units(table, self._values, widths, self.lengths, copies)
+        for name, parameter in full.named_parameters():
+            if parameter.shape != values[name].shape:
+                raise ConfigError(f"{name} has another shape with {copies} times the units")
+        set_values(full, values)
+
+        def factor(groups: Collection[str]) -> float:
+            product = 1.0
+            for summed in groups:
+                group, power = power_of(summed)
+                if group in widths:
+                    product *= (1 / copies) ** power
+            return product
+
+        Architecture(self._network.name, table, "float64", self._network).multiply(full, lengths, factor)
+        with seeded(), _Best(self._best_of if more_best else None):
+            return self._network.forward(full, *self._x)
+
+
+class _Best(Watching):
+    """Notes the length of each axis of which the best few values are chosen.
+
+    If the ``lengths`` of a narrower network are given, as many times more values are chosen as the axis is longer.
+    """
+
+    def __init__(self, narrower: Sequence[int] | None = None):
+        super().__init__()
+        self.lengths: list[int] = []
+        self._narrower = narrower
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "topk":
+            values, count, *others = args
+            length = values.shape[others[0] if others else -1]
+            call = len(self.lengths)
+            self.lengths.append(length)
+            if self._narrower and call < len(self._narrower):
+                args = (values, count * length // self._narrower[call], *others)
+        return func(*args, **(kwargs or {}))
+
+
+def copy_units(
+    table: Table, values: Mapping[str, torch.Tensor], widths: Collection[str], lengths: Mapping[str, int], copies: int
+) -> dict[str, torch.Tensor]:
+    """Return the values of a network in which each unit of the widths occurs ``copies`` times.
+
+    ``values``: those of the network with these lengths. Copy c of n units has the numbers c * n to (c + 1) * n - 1.
+    """
+    wide = dict(lengths)
+    for width in widths:
+        wide[width] *= copies
+    copied = dict(values)
+    for name, entry in table.parameters.items():
+        for place, axis in enumerate(Pattern.parse(entry.axes).axes):
+            shared = sorted(axis.names.intersection(widths))
+            if not shared or name not in copied:
+                continue
+            source = np.zeros(axis.length(wide), dtype=np.int64)
+            for numbers in itertools.product(range(copies), repeat=len(shared)):
+                units = {
+                    width: range(number * lengths[width], (number + 1) * lengths[width])
+                    for width, number in zip(shared, numbers)
+                }
+                source[axis.positions(wide, units)] = np.arange(axis.length(lengths))
+            copied[name] = copied[name].index_select(place, torch.from_numpy(source))
+    return copied
+
+
+def _built(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> nn.Module:
+    module = built(network, lengths, seed=seed).eval()
+    for layer in module.modules():
+        if isinstance(layer, Calibrated):
+            layer.eps = EPSILON  # a factor before a batch normalisation shows against its epsilon alone
+    return module
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    place: Place
+    kind: str
+    """Places of one kind get the same power: layers whose names differ in numbers alone."""
+    power: float
+
+
+def _choices(table: Table, means: Sequence[Use], width: str) -> Iterator[Powers]:
+    """Yield powers of a width's share for the places of its sums: changes of few kinds of places first."""
+    candidates = [*_candidates(table, means, width)]
+    kinds = list(dict.fromkeys(candidate.kind for candidate in candidates))
+
+    def chosen(powers: Mapping[str, float]) -> Powers:
+        return {candidate.place: powers[candidate.kind] for candidate in candidates if candidate.kind in powers}
+
+    for kind, power in itertools.product(kinds, POWERS):
+        yield chosen({kind: power})
+    for power in POWERS if len(kinds) > 1 else ():
+        yield chosen(dict.fromkeys(kinds, power))
+    for pair in itertools.combinations(kinds, 2):
+        for powers in itertools.product(POWERS, repeat=2):
+            yield chosen(dict(zip(pair, powers)))
+
+
+def _candidates(table: Table, means: Sequence[Use], width: str) -> Iterator[_Candidate]:
+    places: list[tuple[Place, Sequence[str], str]] = []
+    for layer, groups in table.sums.items():
+        places.append((("sums", layer), groups, layer))
+    for parameter, groups in table.folded.items():
+        places.append((("folded", parameter), groups, parameter))
+    for use in table.uses or ():
+        places.append((("uses", replace(use, groups=())), use.groups, f"{use.function} {use.module}"))
+    used = {place for place, _, _ in places}
+    for use in means:
+        if ("uses", use) not in used and width in Pattern.parse(use.inner).names:
+            places.append((("uses", use), (width,), f"mean {use.function} {use.module}"))
+    for place, groups, name in places:
+        if any(power_of(summed)[0] == width for summed in groups):
+            yield _Candidate(place, f"{place[0]} {re.sub(r'[0-9]+', '#', name)}", 1.0)
+
+
+def _with_powers(table: Table, width: str, powers: Powers) -> Table:
+    """Return the table with other powers of a width's share at some places."""
+    sums = dict(table.sums)
+    folded = dict(table.folded)
+    uses = {replace(use, groups=()): use.groups for use in table.uses or ()}
+    rooms: Mapping[str, dict[Any, tuple[str, ...]]] = {"sums": sums, "folded": folded, "uses": uses}
+    for (room, key), power in powers.items():
+        rooms[room][key] = with_power(rooms[room].get(key, ()), width, power)
+    kept = tuple(replace(use, groups=groups) for use, groups in uses.items() if groups)
+    return replace(table, sums=sums, folded=folded, uses=kept)
+
+
+def _places(table: Table, means: Sequence[Use], width: str) -> str:
+    names = []
+    for candidate in _candidates(table, means, width):
+        room, key = candidate.place
+        names.append(f"{key.function} of {key.module or 'its forward'}" if room == "uses" else str(key))
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    return shown or "its forward"
+
+
+def _changed_by(deviation: float) -> str:
+    return f"change the outputs by {deviation:.0%}" if deviation < 10 else "change the outputs completely"

@@ -1,0 +1,220 @@
+"""Networks whose sums over units hide their factor: roots of a width, means by hand, branches, sums by other names."""
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Tangent(nn.Module):
+    """Products divided by the root of their width, as in the NTK parametrisation."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(hidden, features))
+        self.second = nn.Parameter(torch.randn(outputs, hidden))
+
+    def forward(self, x):
+        x = torch.tanh(functional.linear(x, self.first) / self.first.shape[1] ** 0.5)
+        return functional.linear(x, self.second) / self.second.shape[1] ** 0.5
+
+
+class EqualisedRates(nn.Module):
+    """Weights that each pass multiplies by the root of 2 / inputs; two layers share one width."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        for layer in (self.first, self.second, self.last):
+            x = torch.tanh(functional.linear(x, layer.weight * (2 / layer.in_features) ** 0.5, layer.bias))
+        return x
+
+
+class ByProduct(nn.Module):
+    """`(h @ w) / sqrt(width)` by hand."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.hidden, self.weight = nn.Linear(features, hidden), nn.Parameter(torch.randn(hidden, outputs))
+
+    def forward(self, x):
+        return (torch.relu(self.hidden(x)) @ self.weight) / self.weight.shape[0] ** 0.5
+
+
+class MeanReadout(ByProduct):
+    """A readout divided by the width, as in muP: a mean."""
+
+    def forward(self, x):
+        return (torch.relu(self.hidden(x)) @ self.weight) / self.weight.shape[0]
+
+
+class ScoresByHand(nn.Module):
+    """Attention whose scores are divided by the root of the width of a head."""
+
+    def __init__(self, shape, outputs, width=8):
+        super().__init__()
+        self.q, self.k = nn.Linear(shape[-1], width), nn.Linear(shape[-1], width)
+        self.v, self.last = nn.Linear(shape[-1], 5), nn.Linear(5, outputs)
+
+    def forward(self, x):
+        q, k = self.q(x), self.k(x)
+        scores = (q @ k.transpose(1, 2)) / q.shape[-1] ** 0.5
+        return self.last((scores.softmax(-1) @ self.v(x)).mean(1))
+
+
+class Units(nn.Module):
+    """Units with an output vector each, joined by `joined`; the base is a sum divided by their number."""
+
+    def __init__(self, features, outputs, units=12):
+        super().__init__()
+        self.units, self.outputs = units, outputs
+        self.layer = nn.Linear(features, units * outputs)
+
+    def forward(self, x):
+        return self.joined(torch.tanh(self.layer(x)).unflatten(1, (self.units, self.outputs)))
+
+    def joined(self, x):
+        return x.sum(1) / self.units
+
+
+class TimesTheirShare(Units):
+    def joined(self, x):
+        return (x * (1 / self.units)).sum(1)
+
+
+class MeanTimesWidth(Units):
+    def joined(self, x):
+        return x.mean(1) * self.units
+
+
+class LastOfCumsum(Units):
+    def joined(self, x):
+        return x.cumsum(1)[:, -1]
+
+
+class PooledTimesWidth(Units):
+    def joined(self, x):
+        return functional.avg_pool1d(x.transpose(1, 2), self.units)[..., 0] * self.units
+
+
+class ZeroFrequency(Units):
+    def joined(self, x):
+        return torch.fft.fft(x, dim=1)[:, 0].real
+
+
+class IndexAdded(Units):
+    def joined(self, x):
+        places = torch.zeros(self.units, dtype=torch.long)
+        return x.new_zeros(len(x), 1, self.outputs).index_add(1, places, x)[:, 0]
+
+
+class SumOfLogarithms(Units):
+    """The logarithm of a product: a sum that exp and log hide."""
+
+    def joined(self, x):
+        return (2 + x).prod(1).log()
+
+
+class TwoGates(nn.Module):
+    """A product of two softmaxes over the units: no mean."""
+
+    def __init__(self, features, outputs, units=12):
+        super().__init__()
+        self.outputs = outputs
+        self.first, self.second = nn.Linear(features, units), nn.Linear(features, units)
+        self.values = nn.Linear(features, units * outputs)
+
+    def forward(self, x):
+        weights = self.first(x).softmax(-1) * self.second(x).softmax(-1)
+        return 10 * (weights[..., None] * self.values(x).unflatten(1, (-1, self.outputs))).sum(1)
+
+
+class RenormalisedExperts(nn.Module):
+    """Gates over the best two, scattered among zeros, as in Mixtral: a mean over experts."""
+
+    def __init__(self, features, outputs, experts=8, hidden=6):
+        super().__init__()
+        self.router = nn.Linear(features, experts)
+        self.first = nn.Parameter(torch.randn(experts, features, hidden) / features**0.5)
+        self.second = nn.Parameter(torch.randn(experts, hidden, outputs) / hidden**0.5)
+
+    def forward(self, x):
+        scores = self.router(x)
+        best, chosen = scores.topk(2, -1)
+        gates = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1))
+        hidden = torch.einsum("bf,efh->beh", x, self.first).relu()
+        return torch.einsum("be,beh,eho->bo", gates, hidden, self.second)
+
+
+class SkippedExperts(nn.Module):
+    """Experts without examples are not called."""
+
+    def __init__(self, features, outputs, experts=8, hidden=12):
+        super().__init__()
+        self.gate = nn.Linear(features, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs)) for _ in range(experts)
+        )
+        self.outputs = outputs
+
+    def forward(self, x):
+        weight, chosen = self.gate(x).softmax(-1).max(-1)
+        y = x.new_zeros(len(x), self.outputs)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            if rows.numel():
+                y = y.index_add(0, rows, weight[rows, None] * expert(x[rows]))
+        return y
+
+
+class RareHead(nn.Module):
+    """A head that few inputs reach."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.first, self.usual = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        self.rare = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.rare(h) if x.abs().max() > 20 else self.usual(h)
+
+
+class ShuffledFlow(nn.Module):
+    """Random orders in a plain list."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.order = [torch.randperm(features)]
+        self.first, self.last = nn.Linear(features - 1, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x[:, self.order[0]][:, 1:])))
+
+
+class ChosenFeatures(nn.Module):
+    """Features chosen by `random`."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.chosen = random.sample(range(features), 4)
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x[:, self.chosen])))
+
+
+class FourierFeatures(nn.Module):
+    """Random frequencies in a plain attribute."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.frequencies = torch.randn(features, 4)
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first((x @ self.frequencies.to(x.dtype)).sin())))

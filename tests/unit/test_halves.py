@@ -1,0 +1,116 @@
+"""Copies of units, with the factors of their share, compute what one of each unit computes (the law of two halves)."""
+
+import pytest
+import torch
+from torch import nn
+
+from istmpi.models.architecture import Architecture
+from istmpi.models.arguments import user_network
+from istmpi.models.halves import copy_units
+from istmpi.models.inspection import inspect
+from istmpi.models.table import power_of, with_power
+from tests.networks.plain import lengths_of, outputs_of, plain, quiet, random_values, with_units
+from tests.networks.running import network
+from tests.networks.table import FACTORS, RESIDUAL
+
+COPIES = 4
+
+
+@pytest.mark.parametrize("row", [row for row in FACTORS if row.trains and not row.means], ids=lambda row: row.name)
+def test_four_copies_of_each_unit_compute_what_one_of_each_does(row):
+    table = inspect(network(row))
+    architecture = Architecture(row.network, table, row.dtype, network(row))
+    for group in table.groups:
+        few = {**lengths_of(row), group: 3}
+        many = {**few, group: COPIES * 3}
+        narrow = plain(row, **few)
+        values = random_values(narrow)
+        copied = with_units(table, values, group, torch.arange(3).repeat(COPIES), few)
+        share = COPIES * 3 / architecture.lengths[group] / COPIES  # a factor follows from the full length
+        full = quiet(architecture.build(many, {group: share}))
+        torch.testing.assert_close(outputs_of(row, full, copied), outputs_of(row, narrow, values))
+
+
+def test_copied_units_are_those_of_the_oracle():
+    row = RESIDUAL
+    table, lengths = inspect(network(row)), lengths_of(row)
+    values = random_values(plain(row))
+    for group in ("stream", "hidden"):
+        expected = with_units(table, values, group, torch.arange(lengths[group]).repeat(3), lengths)
+        made = copy_units(table, values, [group], lengths, 3)
+        for name, copied in expected.items():
+            torch.testing.assert_close(made[name], copied, rtol=0, atol=0)
+    both = copy_units(table, values, ["stream", "hidden"], lengths, 2)
+    expected = copy_units(table, copy_units(table, values, ["stream"], lengths, 2), ["hidden"], lengths, 2)
+    for name, copied in expected.items():
+        if "stream" not in table.parameters[name].axes or "hidden" not in table.parameters[name].axes:
+            torch.testing.assert_close(both[name], copied, rtol=0, atol=0)
+
+
+class OthersAlone(nn.Module):
+    """Each unit adds up the other units: its own place is masked."""
+
+    def __init__(self, features, outputs, units=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        scores = h[:, :, None] * h[:, None, :]
+        scores = scores.masked_fill(torch.eye(h.shape[1], dtype=torch.bool), -torch.inf)
+        return self.last((scores.softmax(-1) @ h[..., None])[..., 0])
+
+
+class Deviation(nn.Module):
+    """The deviation of all units, with n - 1."""
+
+    def __init__(self, features, outputs, units=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(h / h.std(-1, keepdim=True))
+
+
+class SquareOfWidth(nn.Module):
+    """A sum times the square of the width: the right power of the share is 3, which is not tried."""
+
+    def __init__(self, features, outputs, units=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs, bias=False)
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh()) * self.last.in_features**2
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Return a function that inspects a class of this file."""
+
+    def inspected(kind):
+        return inspect(user_network(f"{__file__}:{kind.__name__}", (6,), 3, {}))
+
+    return inspected
+
+
+@pytest.mark.parametrize("kind", [OthersAlone, Deviation])
+def test_a_deviation_that_fades_with_the_width_is_no_fault(kind, own):
+    table = own(kind)
+    assert not table.unscaled and table.dealt == ("units",)
+
+
+def test_a_power_that_is_not_tried_is_refused_with_the_sum_and_the_deviation(own):
+    table = own(SquareOfWidth)
+    (place,) = table.unscaled
+    assert place.startswith("last: two equal halves change the outputs by") and table.dealt == ()
+
+
+def test_powers_are_read_as_they_are_written():
+    assert [power_of(text) for text in ("hidden", "hidden^0.5", "hidden^-1")] == [
+        ("hidden", 1.0),
+        ("hidden", 0.5),
+        ("hidden", -1.0),
+    ]
+    assert with_power(("hidden", "heads"), "hidden", 0.5) == ("heads", "hidden^0.5")
+    assert with_power(("hidden", "hidden"), "hidden", 0) == ()
