@@ -189,6 +189,8 @@ def cost(
             stays + 2 * bool(early)
         )
         copies += len(spec.own_slots(run)) * held.network_bytes  # the slots of a round's start, for a dropped round
+        if spec.sends_changes(run, ranks) and not spec.replicated:  # replicated methods have the outer step's copy
+            copies += held.bytes(part)
         copies += moved * staying * held.shared_bytes
         copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.sends_every_step

@@ -56,6 +56,9 @@ class Route:
     """The form of messages if ranks send only the largest changes of common weights. Slots then differ by rank."""
     own_slots: bool = False
     """True if slots of common parameters stay on their ranks: no owner stores them, and no mean is taken."""
+    sends_changes: bool = False
+    """True if trained weights travel as changes since the round's start. An outer step makes momentum of what a mean
+    changes, and thus of the roundings of weights; a change is rounded in proportion to itself."""
 
     @property
     def keeps_all(self) -> bool:

@@ -58,6 +58,8 @@ class Shards:
         self._sparse = SparseMean(route.largest) if route.largest else None
         self._slots: dict[str, torch.Tensor] = {}
         """Slots that only this rank has (`Route.own_slots`), on its device."""
+        self._starts: dict[str, torch.Tensor] = {}
+        """Weights at a round's start, on this rank's device, if changes are sent (`Route.sends_changes`)."""
         self._own: dict[str, torch.Tensor] = {}
         """Copies of slots that differ between ranks, from a round's beginning."""
         self._beside = communicator.duplicate() if route.early else None
@@ -100,6 +102,8 @@ class Shards:
         if self._sparse and route.every == 1:  # `rollback` restores them after a dropped round
             self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
         self.outer.begin(common or store.tensors)
+        if route.sends_changes:
+            self._starts = self.outer.start if common else {n: targets[n].clone() for n in weights_among(arriving)}
         self._communicator.release_scratch()  # local steps need its memory
         if route.leaves_early(round):
             buffers = self._arriving, self._leaving
@@ -169,6 +173,7 @@ class Shards:
             if self._sparse:
                 self._restored |= self._sparse.slots()
         self.outer.start = {}
+        self._starts = {}
 
     def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
         self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
@@ -248,8 +253,14 @@ class Shards:
 
     def _push(self, round: int, leg: Leg, trained: Tensors) -> None:
         with self._clock(leg.name):
-            staged = on_host({name: trained[name] for name in leg.parameters})
+            leaving = {name: trained[name] for name in leg.parameters}
+            for name, start in self._starts.items():
+                leaving[name] = trained[name] - start
+            staged = on_host(leaving)
             push = self._move(leg, staged, self.store.tensors)
+            for name in self._starts:  # elements that no rank trained go back to the start in the outer step
+                self.store.tensors[name] += self.outer.start[name]
+            self._starts = {}
         self._reached = push.reached(self.outer.start)
         self._held = None
         if self.route.stays:
@@ -266,10 +277,15 @@ class Shards:
             encoded = ()
             if leg.wire:
                 encoded = forms_of(leg.wire.kind, leg.parameters), leg.wire.key
+            starts, self._starts = self._starts, {}
+            for name, start in starts.items():
+                tensors[name].sub_(start)
             mean = MeanOverRanks(nbytes, self._communicator, *encoded)
             for name in leg.parameters:
                 mean.add(name, tensors[name])
             mean.finish()
+            for name, start in starts.items():
+                tensors[name].add_(start)
 
     def _arrive(self, trained: Tensors) -> None:
         with self._clock(HOP):

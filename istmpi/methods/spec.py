@@ -113,6 +113,10 @@ class MethodSpec:
     def wire(self, run: Run) -> str:
         return run.method.wire if self.encodes else "float32"
 
+    def sends_changes(self, run: Run, ranks: int) -> bool:
+        """Return True if rounded messages have the changes of weights in a round, and not the weights."""
+        return ranks > 1 and self.wire(run) != "float32" and self.outer(run) != (1, 0)
+
     def sends_largest(self, run: Run) -> bool:
         return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
 
@@ -172,6 +176,7 @@ class MethodSpec:
             run.train.seed,
             Largest(run.method.top, run.method.feedback) if self.sends_largest(run) else None,
             bool(self.own_slots(run)),
+            self.sends_changes(run, ranks),
         )
 
     def deal(

@@ -8,7 +8,7 @@ from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.comm.codec import BFLOAT16, EXACT, INT8
+from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
 from istmpi.cost import round_bytes
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
@@ -97,6 +97,26 @@ def test_a_run_that_was_stopped_between_rounds_or_inside_one_goes_on_bit_for_bit
     assert stopped.stop.reason and stopped.rounds_done >= 2
     again, _ = resumed(comm, save(stopped, shared_tmp / "stopped.h5"), **run)
     assert_same_bits(whole(again), expected)
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("wire", CODECS)
+@pytest.mark.parametrize("method", [name for name in ENCODING if METHODS[name].outer_step])
+def test_an_outer_step_makes_no_momentum_of_roundings(comm, method, wire):
+    """Weights that steps do not change stay where they are, however often they travel; a trained change arrives."""
+    run = settings(method, wire, "plain") | {"model__bias": True, "model__norm": "none", "train__rounds": 6}
+    run |= {"method__outer_momentum": 0.9, "method__outer_lr": 0.7, "model__hidden": [64, 48]}
+    training = Training(small_run(**run, optimizer__lr=1e-12), comm)
+    before = whole(training)
+    list(training.rounds())
+    largest = max(np.abs(values).max() for values in before.values())
+    after = whole(training)
+    assert max(np.abs(after[name] - values).max() for name, values in before.items()) < 1e-6 * largest
+    rounded = whole(trained(comm, **run | {"train__rounds": 2}, optimizer__lr=0.03)[0])
+    exact = whole(trained(comm, **run | {"train__rounds": 2, "method__wire": "float32"}, optimizer__lr=0.03)[0])
+    moved = max(np.abs(exact[name] - values).max() for name, values in before.items() if "/" not in name)
+    off = max(np.abs(rounded[name] - values).max() for name, values in exact.items() if "/" not in name)
+    assert 0 < off < 0.15 * moved
 
 
 def test_what_cannot_travel_in_fewer_bits_is_refused(comm):
