@@ -190,6 +190,18 @@ find_mpi() {
     say "MPI: $MPI_LIBRARY, started by $MPIRUN"
 }
 
+# find_launcher_of_one_host: sets ONE_HOST to the launcher beside MPIRUN for ranks of this host alone. MPICH's mpirun listens
+# on the network for its proxies on other hosts; its gforker starts processes and listens to nobody.
+# shellcheck disable=SC2034 # ONE_HOST is for the caller
+find_launcher_of_one_host() {
+    local alone
+    alone=$(dirname "$MPIRUN")/mpiexec.gforker
+    ONE_HOST=$MPIRUN
+    case $("$MPIRUN" --version 2>/dev/null) in
+        *HYDRA*) if works "$alone"; then ONE_HOST=$alone; fi ;;
+    esac
+}
+
 # find_gpu: says which GPUs PyTorch uses, or why it uses none.
 find_gpu() {
     local gpu reason

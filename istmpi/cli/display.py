@@ -20,7 +20,7 @@ from istmpi.cli.output import SECONDS_BETWEEN_LINES, console
 from istmpi.cli.run_facts import banner, outcome, round_line
 from istmpi.cli.run_options import Showing
 from istmpi.errors import IstmpiError
-from istmpi.foreign import one_line
+from istmpi.foreign import one_line, reason
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots
 from istmpi.training.comparison import ComparisonWatch, Turn
@@ -147,12 +147,15 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
+        """Draw the run's pictures. The run is saved by now, so a picture that fails is a line and no error."""
         if not self._to_draw:
             return
         try:
             drawn = str(plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
+        except Exception as error:  # of any kind: matplotlib reads the user's fonts, caches and settings
+            drawn = f"none: {error if isinstance(error, IstmpiError) else reason(error)}"
         self._print_facts({"plots": drawn})
 
     def _print_facts(self, facts: Mapping[str, str]) -> None:

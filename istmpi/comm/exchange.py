@@ -26,6 +26,8 @@ PIECES_AT_ONCE = 4
 """The least number of pieces that a rank has under way, so that its line is never idle."""
 AHEAD_SECONDS = 0.15
 """A fast line has the pieces of this many seconds under way. More pieces would hinder each other."""
+SHORTEST = 1e-6
+"""The least seconds that a rate is computed from: a coarse clock may show none."""
 TAG = 0
 
 
@@ -45,7 +47,7 @@ def exchange_in_pieces(communicator: Communicator, send: Staged, receive: Staged
             arrived += sum(length for request, length in receiving if communicator.all_done([request]))
             receiving = [posted for posted in receiving if not communicator.all_done(posted[:1])]
             sending = [request for request in sending if not communicator.all_done([request])]
-        rate = arrived / (time.perf_counter() - began)
+        rate = arrived / max(time.perf_counter() - began, SHORTEST)
         at_once = max(PIECES_AT_ONCE, rate * AHEAD_SECONDS / PIECE_BYTES)
         while not all_sent and len(sending) < at_once:
             peer, piece = next(waiting, (None, None))

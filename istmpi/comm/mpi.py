@@ -7,6 +7,7 @@ import threading
 import warnings
 from typing import Any
 
+from istmpi.comm.loopback import stay_on_loopback
 from istmpi.errors import LaunchError
 
 NOT_TOGETHER = "launcher and MPI library do not match. Use the mpirun (or srun --mpi=...) of that library."
@@ -35,6 +36,7 @@ def start() -> Any:
             from mpi4py import MPI
         if not MPI.Is_initialized():
             _refuse_foreign_launcher(MPI)
+            stay_on_loopback()
             _initialise(MPI)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(

@@ -7,7 +7,7 @@ from math import inf
 
 from istmpi.cost.counts import Cost
 from istmpi.cost.rivals import counted
-from istmpi.cost.survey import Scenario, resized
+from istmpi.cost.survey import Scenario, resized, speed_up
 from istmpi.cost.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.methods import METHODS
 from istmpi.units import in_seconds, number
@@ -50,7 +50,7 @@ class Choice:
     @property
     def sensible(self) -> bool:
         share, memory = self.cost.held.share_of_a_rank, self.cost.largest.memory.total
-        efficient = self.scenario.alone() / self.seconds >= max(LEAST_EFFICIENCY * self.ranks, 1)
+        efficient = speed_up(self.scenario.alone(), self.seconds) >= max(LEAST_EFFICIENCY * self.ranks, 1)
         return share >= LEAST_SHARE and memory <= (self.scenario.cluster.memory or inf) and efficient
 
 
@@ -92,7 +92,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     return Advice(
         f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local "
         f"step{'s' * (chosen.local_steps > 1)}: an epoch in "
-        f"{in_seconds(chosen.seconds)}, {alone / chosen.seconds:.3g} times as fast as one process.",
+        f"{in_seconds(chosen.seconds)}, {speed_up(alone, chosen.seconds):.3g} times as fast as one process.",
         _rows(scenario, chosen.ranks, chosen.local_steps, best),
         notes,
     )

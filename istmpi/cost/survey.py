@@ -63,6 +63,11 @@ def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> 
     ]
 
 
+def speed_up(alone: float, together: float) -> float:
+    """Return how many times as fast as one process ranks are; 1 if their work takes no time on this cluster."""
+    return alone / together if together else 1.0
+
+
 def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
     other = copy(architecture)
     other.lengths = lengths
@@ -97,8 +102,8 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "transfer_seconds_per_round": time.transfer,
         "seconds_per_round": time.total,
         "seconds_per_epoch": epoch,
-        "speed_up": alone / epoch,
-        "efficiency": alone / epoch / ranks,
+        "speed_up": speed_up(alone, epoch),
+        "efficiency": speed_up(alone, epoch) / ranks,
     }
     return {key: _plain(value) for key, value in row.items()}
 

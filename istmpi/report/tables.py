@@ -176,17 +176,20 @@ def cluster(console: Console, cluster: Cluster) -> None:
     def latency(seconds: float) -> str:
         return f"{seconds * 1e6:.1f} µs"
 
-    touched = cluster.touch_seconds_per_byte
+    def rate(seconds_per_byte: float) -> str:
+        """Write bytes a second. A fit gives 0 to bytes whose time it does not see; they have no rate to show."""
+        return f"{size(1 / seconds_per_byte)}/s" if seconds_per_byte else ""
+
     links = [
-        (name, latency(link.latency), f"{size(link.bandwidth)}/s" * bool(link.seconds_per_byte), fitted(name))
-        for name, link in cluster.links.items()
+        (name, latency(link.latency), rate(link.seconds_per_byte), fitted(name)) for name, link in cluster.links.items()
     ]
-    handled = size(1 / cluster.handle_seconds_per_byte)
+    handled = rate(cluster.handle_seconds_per_byte)
+    touched = rate(cluster.touch_seconds_per_byte)
     rows = [
         *links,
-        ("transfers", latency(cluster.transfer_seconds), f"{handled}/s", fitted("transfer")),
+        ("transfers", latency(cluster.transfer_seconds), handled, fitted("transfer")),
         ("products", latency(cluster.product_seconds), f"{number(cluster.flops[0])}FLOP/s", fitted("products")),
-        ("beside products", "", f"{size(1 / touched)}/s" if touched else "", fitted("steps")),
+        ("beside products", "", touched, fitted("steps")),
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
     ]

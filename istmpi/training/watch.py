@@ -35,7 +35,8 @@ class Summary:
 
     @property
     def examples_per_second(self) -> float:
-        return self.last.examples / self.last.seconds
+        """Examples a second of training; 0 if no time passed on the run's clock."""
+        return self.last.examples / self.last.seconds if self.last.seconds else 0.0
 
 
 class Watch:

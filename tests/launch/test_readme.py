@@ -4,9 +4,11 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-WORDS = 700
+WORDS = 750
 
 
 def blocks(language):
@@ -14,9 +16,16 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
+def first_run():
+    """The words of the run that bin/quickstart leaves in the folder, before README's other commands."""
+    (words,) = re.findall(r'istmpi" (train.*) "\$@"$', (ROOT / "bin" / "quickstart").read_text(), re.MULTILINE)
+    return words.split()
+
+
 def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
+    """They work in the folder that its own first command has left, and print what README shows."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    commands = 0
+    commands, said = 0, {}
     for block in blocks("sh"):
         lines = {line: shlex.split(line, comments=True) for line in block.splitlines()}
         (ranks,) = {int(words[2]) for words in lines.values() if words[0] == "mpirun"}
@@ -24,14 +33,24 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
             line: (["alone"] if words[0] == "istmpi" else []) + words[words.index("istmpi") + 1 :]
             for line, words in lines.items()
         }
-        said = series(ranks, tmp_path, steps).end(200)
-        assert not any(done.returncode for done in said.values()), said
         commands += len(steps)
-    assert commands == 8
+        if not said:
+            steps = {"bin/quickstart": first_run(), **steps}
+        said |= series(ranks, tmp_path, steps).end(200)
+    assert commands == 8 and not any(done.returncode for done in said.values()), said
     left = {path.name for path in tmp_path.iterdir()}
     assert {"runs", "digits.html", "answers.jsonl"} <= left
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert runs == {"digits", "compare-digits", "convnet", "targets"}
+    assert runs == {"digits", "first", "compare-digits", "convnet", "targets"}
+    shown = re.search(r"^The first command ends with\n\n```\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
+    trained = next(done.stdout for line, done in said.items() if "--out runs/first" in line)
+    rounds, sent, network = shown.splitlines()
+    assert sent in trained and network in trained
+    figures = r"round 15/15 .*  loss ([\d.]+)  test loss ([\d.]+)  accuracy ([\d.]+)"
+    shown_figures, trained_figures = (
+        [float(figure) for figure in re.search(figures, text).groups()] for text in (rounds, trained)
+    )
+    assert shown_figures == pytest.approx(trained_figures, abs=0.02), "another processor rounds in another way"
 
 
 def test_it_is_short():

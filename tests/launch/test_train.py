@@ -159,9 +159,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_round_and_rank(said, folde
         assert np.isfinite(file["model/hidden1.linear.weight"][...]).all()
 
 
-def test_a_plot_that_cannot_be_written_is_one_line_and_exit_code_74(said):
-    assert said["plot"].returncode == 74, said["plot"]
-    assert said["plot"].errors == ["istmpi: rank 0: again/progress.png: cannot be written (Is a directory)."]
+def test_a_plot_that_cannot_be_written_is_one_line_of_a_run_that_succeeds(said):
+    assert said["plot"].returncode == 0 and not said["plot"].errors, said["plot"]
+    assert "plots      none: again/progress.png: cannot be written (Is a directory)." in said["plot"].stdout
 
 
 def test_the_doctor_has_one_report_for_all_ranks(said):

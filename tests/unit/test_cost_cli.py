@@ -1,17 +1,20 @@
 """``istmpi costmodel``: its table, files and picture hold the paper's Figure 2; bad input is one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from istmpi.cli import options
 from istmpi.cli.commands.costmodel import command
+from istmpi.cli.output import console
 from istmpi.config import Run
-from istmpi.cost.cluster import preset
+from istmpi.cost.cluster import Cluster, Link, load, preset
 from istmpi.cost.survey import FIGURE_2, Scenario, survey
 from istmpi.errors import IstmpiError
 from istmpi.models import mlp_network
+from istmpi.report import tables
 
 RANKS = [1, 2, 4, 8, 16, 32]
 IST_MEGAFLOATS = [3.68, 2.08, 1.28, 0.88, 0.68, 0.58]
@@ -38,6 +41,24 @@ def test_json_holds_the_figures_exactly():
     ist = [row for row in tree["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
+
+
+def test_a_cluster_whose_fit_found_only_zeros_has_all_its_tables(tmp_path, capsys):
+    """A fit without negative coefficients gives 0 to what it does not see; such a rate is left out."""
+    zeros = Cluster("zeros", "by hand", {"alltoallv": Link(0, 0), "allreduce": Link(0, 0)}, (0.0,))
+    tables.cluster(console(soft_wrap=True), zeros)
+    rows = dict(line.strip().split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
+    assert rows["transfers"] == rows["alltoallv"] == "0.0 µs" and "/s" not in rows["local"]
+
+    quick = tmp_path / "quick.json"
+    replace(zeros, flops=(1e29,)).save(quick)
+    assert "On zeros: any rate, 0 µs" in costmodel("--cluster", str(quick))
+    assert "Run data-parallel" in costmodel("--cluster", str(quick), "--advise")
+
+    nothing = mlp_network(8, (8,), 2)
+    nothing.operators = ()  # such as a network of look-ups alone
+    rows = survey(Scenario(Run(), nothing, load(quick), 1000), ["ist", "local-sgd"], [1, 2])
+    assert {row["speed_up"] for row in rows} == {1.0}
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])

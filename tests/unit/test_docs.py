@@ -11,6 +11,8 @@ import pytest
 
 import istmpi
 from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.models import mlp_network
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -63,3 +65,97 @@ def test_every_run_file_that_is_shown_is_one(tmp_path):
             file = tmp_path / f"{page.stem}.toml"
             file.write_text(block)
             Run.load(str(file))
+
+
+def test_no_block_reads_a_network_of_a_run_whose_folder_it_does_not_name():
+    """Without --out, a run of a folder that has runs/NAME already is runs/NAME-2."""
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for block in re.findall(r"^```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
+            if "istmpi train" in block:
+                read = set(re.findall(r"runs/([\w-]+)/network\.h5", block))
+                assert read <= set(re.findall(r"--out runs/([\w-]+)", block)), f"{page}: {block}"
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results"
+DIGITS, CIFAR = "spoken digits 4096-4096-10", "CIFAR-10 3072-4096-4096-10"
+REACHED = {DIGITS: "0.92", CIFAR: "0.455"}
+
+
+def rows(page):
+    """The cells of every row of a page's tables."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if line.startswith("|")]
+
+
+def measured(method):
+    """The seconds of a method to each accuracy; * after those that were computed."""
+    for network, accuracy in REACHED.items():
+        key = [network, "8", "20", "200", accuracy, method]
+        (row,) = [row for row in rows(RESULTS / "time-to-accuracy.md") if row[:6] == key]
+        yield float(row[9]), "*" * (row[13] == "composed")
+
+
+def controlled(networks, method):
+    """The seconds of a control, which are all computed, and the MB of its run on the digits."""
+    figures = []
+    for network, accuracy in zip(networks, REACHED.values()):
+        (row,) = [row for row in rows(RESULTS / "controls.md") if row[:3] == [network, "alike", method]]
+        figures.append((float(re.search(rf"{accuracy} in \d+ steps, ([\d.]+) s", row[-1])[1]), "*"))
+    (row,) = [row for row in rows(RESULTS / "controls.md") if row[:3] == [networks[0], "alike", method]]
+    return figures, float(row[10])
+
+
+def sent(method):
+    """The MB that eight ranks send in 240 steps on the digits, as the cost model counts them."""
+    run = Run().override({"method.name": method, "method.local_steps": 20, "model.hidden": (4096,)})
+    plan = cost(run, mlp_network(4096, (4096,), 10), 8)
+    return float(12 * plan.round_bytes + plan.start_bytes) / 1e6
+
+
+def test_the_first_table_of_readme_has_the_figures_of_the_results():
+    narrow = ["spoken digits 4096-512-10", "CIFAR-10 3072-512-512-10"]
+    networks = [DIGITS, CIFAR]
+    expected = [
+        ([*measured("data parallel")], sent("data-parallel")),
+        ([*measured("local SGD")], sent("local-sgd")),
+        ([*measured("IST")], controlled(networks[:1], "IST")[1]),
+        ([*measured("IST, a tenth redealt")], controlled(networks, "IST, a tenth redealt")[1]),
+        controlled(networks, "IST, never redealt"),
+        controlled(narrow, "narrow network, local SGD"),
+    ]
+    shown = [row[1:] for row in rows(ROOT / "README.md")[2:]]
+    for (*cells, megabytes), (seconds, total) in zip(shown, expected, strict=True):
+        for cell, (figure, computed) in zip(cells, seconds, strict=True):
+            number = cell.removesuffix("*")
+            digits = len(number.replace(".", "").rstrip("0") or "0")
+            assert float(number) == float(f"{figure:.{digits}g}") and cell[len(number) :] == computed, cell
+        assert float(megabytes.replace(",", "")) == pytest.approx(total, rel=0.005)
+    best_of_three = [row[0].endswith("†") for row in rows(ROOT / "README.md")[2:]]
+    assert best_of_three == [False] * 4 + [True] * 2
+
+
+def test_the_two_cases_of_readme_have_the_figures_of_the_results():
+    """Accuracies from the table with weight decay, megabytes from that of four ranks."""
+    tables = rows(ROOT / "docs" / "results.md")
+    decayed = {row[0]: row[3].split()[0] for row in tables if len(row) == 4}
+    long = {row[0]: float(row[2].replace(",", "")) for row in tables if len(row) == 9 and row[2][0].isdigit()}
+    side_by_side, narrow = "IST, never redealt, side by side", "narrow network, {}".format
+    assert f"separately: {decayed[side_by_side]}% on" in README
+    for method in "SparseLoCo", "local SGD":
+        factor = float(f"{long[narrow(method)] / long[side_by_side]:.1g}")
+        assert f"{factor:.0f} times the bytes ({method}, {decayed[narrow(method)]}%)" in README
+
+
+@pytest.mark.parametrize(
+    ("said", "page", "source"),
+    [
+        ("1.1 GB into .venv", "quickstart.md", "| `.venv` | 1,149 MB"),
+        ("a first run, 3 to 6 minutes", "quickstart.md", "178 s in all"),
+        ("a first run, 3 to 6 minutes", "quickstart.md", "| the prediction is printed | | 347 |"),
+        ("# 17 to 30 minutes", "house.md", "CI itself took 17:39 and 19:04"),
+        ("# 17 to 30 minutes", "house.md", "a second installation beside | 30:20;"),
+    ],
+)
+def test_what_readme_says_of_time_and_room_was_measured(said, page, source):
+    assert said in README and source in (RESULTS / page).read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ import pytest
 
 from istmpi.cli.run_options import Showing
 from istmpi.comm import launcher
+from istmpi.comm.loopback import INTERFACES, stay_on_loopback
 
 SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 STEP = {**SCRIPT, "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
@@ -39,3 +40,23 @@ def test_a_job_of_several_tasks_in_which_one_rank_trains_is_told(monkeypatch, ca
         monkeypatch.setenv(name, value)
     Showing().begins("trains")
     assert "trains on 1 rank of this SLURM job's 4 tasks (srun or mpirun starts all)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variables", "together"),
+    [
+        ({}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, False),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, False),
+        (STEP, False),
+        ({"PMIX_RANK": "1"}, False),
+    ],
+)
+def test_only_ranks_that_are_all_on_one_host_stay_on_the_loopback(variables, together):
+    environment = dict(variables)
+    stay_on_loopback(environment)
+    assert environment.get(INTERFACES) == ("lo" if together else None)
+    chosen = {**variables, INTERFACES: "eth0"}
+    stay_on_loopback(chosen)
+    assert chosen[INTERFACES] == "eth0"

@@ -170,12 +170,13 @@ def _advise(advice: Advice) -> None:
 def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
     stdout, cluster = console(), scenario.cluster
     link = cluster.links["alltoallv"]
+    rate = f"{number(8 * link.bandwidth)}bit/s" if link.seconds_per_byte else "any rate"
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
     if scenario.shared_batch:
         stdout.print("This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True)
     stdout.print(
-        f"On {escape(cluster.name)}: {number(8 * link.bandwidth)}bit/s, {link.latency * 1e6:.4g} µs, {speed} a "
+        f"On {escape(cluster.name)}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
         f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",
         soft_wrap=True,
     )

@@ -30,6 +30,7 @@ REMARK = (
     "gains nothing on a fast link or for a small network: it trains subnets and saves bytes."
 )
 LATENCY = 100e-6
+LONGER = "Give it more time with --seconds."
 
 
 @click.command("demo")
@@ -54,7 +55,7 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
     stdout, folder = console(soft_wrap=True), home(out or "", "demo")
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
-    training = ["--out", str(folder), "--max-minutes", str(seconds / 60), "--evaluate-every", "3", "--rounds", "60"]
+    training = ["--out", str(folder), "--max-minutes", str(seconds / 60), "--evaluate-every", "1", "--rounds", "60"]
     _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
     cluster = folder / "cluster.json"
     with stdout.status("measuring this machine"):
@@ -73,7 +74,14 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     from istmpi.report.curves import read_curves
 
     curves = sorted(read_curves([folder]), key=lambda curve: METHODS.index(curve.method))
-    target, machine = compare(curves).targets[-1], load(measured)
+    machine = load(measured)
+    targets = compare(curves).targets
+    if not targets:
+        stdout.print(
+            f"\nA method has an accuracy of 0 after its seconds, so nothing is predicted. {LONGER}", markup=False
+        )
+        return
+    target = targets[-1]
     rounds = [reached(curve.points, target).round for curve in curves]
     plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
     costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
@@ -95,7 +103,16 @@ def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
     # Open MPI starts more ranks than there are cores, and as root, only if told.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
     mapping = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
-    code = subprocess.run(command, env={**allowed, **mapping, **os.environ}, stdout=stdout).returncode
+    here = {"MPI_LOCALNRANKS": str(ranks)}  # all ranks are on this host, which MPICH's gforker does not tell them
+    command = [_launcher(), "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
+    code = subprocess.run(command, env={**allowed, **mapping, **os.environ, **here}, stdout=stdout).returncode
     if code:
         raise IstmpiError(f"{shlex.join(command)} failed with exit code {code}; see its output above.")
+
+
+def _launcher() -> str:
+    """Return MPICH's launcher for one host, which listens to nobody on the network; mpirun if there is none."""
+    mpirun = shutil.which("mpirun")
+    alone = Path(mpirun).with_name("mpiexec.gforker")
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace").stdout
+    return str(alone) if "HYDRA" in version and os.access(alone, os.X_OK) else "mpirun"
