@@ -93,7 +93,8 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
         first, *other = parameter.pattern.axes
-        axes = f"(ranks {str(first).strip('()')}) {' '.join(map(str, other))}".strip()
+        within = str(rows) if len(first.segments) > 1 else str(first).strip("()")
+        axes = f"(ranks {within}) {' '.join(map(str, other))}".strip()
         shape, path = (store.owners.ranks * rows, *rest), f"partial/{place(name)}"
         yield _part(store, path, shape, parameter.dtype, _bytes(values), store.rank * rows, axes)
 

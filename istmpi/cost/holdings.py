@@ -5,7 +5,7 @@ whole blocks are dealt out (``blocks[3]``), sizes are expected values, as exact 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
@@ -36,6 +36,24 @@ class Origin:
 
     nobody: Number
     others: Number
+
+
+@dataclass(frozen=True)
+class Term:
+    """The elements of a tensor that belong to one segment of each axis, and how they are sent."""
+
+    parameter: Parameter
+    """The elements, as a tensor whose axes have one segment."""
+    itemsize: int
+    """The bytes of a sent value."""
+    scales: int
+    """The bytes of scales in a message."""
+    start: int
+    """The first of the tensor's rows among these elements."""
+    rows: int
+    """The number of the tensor's rows."""
+    beside: bool
+    """True for elements that all ranks have, of a parameter that is dealt out in part."""
 
 
 class Holdings:
@@ -96,17 +114,17 @@ class Holdings:
 
     def _arriving(self, part: Part, origin: str, messages: int) -> Number:
         total: Number = 0
-        for parameter, itemsize, scales in self._travelling:
-            odds = getattr(self.origin(parameter, part), origin)
-            total += parameter.size(part.lengths) * itemsize * odds + scales * messages * (odds > 0)
+        for term in self._travelling:
+            odds = getattr(self.origin(term, part), origin)
+            total += term.parameter.size(part.lengths) * term.itemsize * odds + term.scales * messages * (odds > 0)
         return total
 
-    def origin(self, parameter: Parameter, part: Part) -> "Origin":
-        """Return the origin of a parameter's elements that a rank of ``part`` holds."""
+    def origin(self, term: Term, part: Part) -> "Origin":
+        """Return the origin of a term's elements that a rank of ``part`` holds."""
         names = tuple(
-            factor.name for axis in parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
+            factor.name for axis in term.parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
         )
-        if not names and self.shared_every:
+        if not names and self.shared_every and not term.beside:
             return Origin(0, 0)
         if self.redeal is None or not names:
             return Origin(1, 0)
@@ -122,14 +140,26 @@ class Holdings:
         return self._origins[key]
 
     @cached_property
-    def _travelling(self) -> list[tuple[Parameter, int, int]]:
-        """Return each tensor that is sent, with the bytes of a value and of a message's scales."""
-        tensors = []
+    def _travelling(self) -> list[Term]:
+        """Return the terms of all tensors that are sent."""
+        groups = dict.fromkeys(self.groups)
+        terms = []
         for name, parameter in self.with_slots(self.parameters).items():
             form = form_of(self._wire, name, parameter)
-            scales = scales_of(form, parameter, self.lengths, dict.fromkeys(self.groups), self.ranks)
-            tensors.append((parameter, value_bytes(form, parameter.itemsize), scales))
-        return tensors
+            rows = parameter.pattern.axes[0].length(self.lengths)
+            pieces = parameter.pieces(groups)
+            for piece in pieces:
+                scales = scales_of(form, piece, self.lengths, groups, self.ranks)
+                beside = len(pieces) > 1 and not piece.pattern.dealt(groups)
+                first = piece.pattern.axes[0]
+                starts = [place.start for n, place in enumerate(first.places(self.lengths)) if n not in first.omitted]
+                products = piece.pattern.terms()
+                for number, pattern in enumerate(products):
+                    start = starts[number * len(starts) // len(products)]
+                    term = replace(parameter, pattern=pattern)
+                    sent = value_bytes(form, parameter.itemsize)
+                    terms.append(Term(term, sent, scales if number == 0 else 0, start, rows, beside))
+        return terms
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
         return with_slots(parameters, tuple(map(str, range(self._slots))))
@@ -174,32 +204,34 @@ class Holdings:
     def fetched_bytes(self) -> Number:
         """The expected bytes that all ranks get from owners other than themselves."""
         fetched = Fraction(0)
-        for parameter, itemsize, scales in self._travelling:
-            rows = parameter.pattern.axes[0].length(self.lengths)
-            owners = min(rows, self.ranks)
+        for term in self._travelling:
+            rows = term.parameter.pattern.axes[0].length(self.lengths)
+            first, last = ((row + 1) * self.ranks - 1 for row in (term.start, term.start + rows - 1))
+            owners = min(last // term.rows - first // term.rows + 1, rows)
             for part in self.parts:
-                first, stop = part.ranks.start, part.ranks.stop
-                # The number of rows that these ranks own together.
-                owned = rows * stop // self.ranks - rows * first // self.ranks
-                nobody = self.origin(parameter, part).nobody
-                size = parameter.size(part.lengths) * itemsize * nobody
+                # The number of the term's rows that these ranks own together.
+                first, stop = (term.rows * bound // self.ranks for bound in (part.ranks.start, part.ranks.stop))
+                owned = max(min(stop, term.start + rows) - max(first, term.start), 0)
+                nobody = self.origin(term, part).nobody
+                size = term.parameter.size(part.lengths) * term.itemsize * nobody
                 fetched += size * (len(part.ranks) - Fraction(owned, rows))
-                fetched += scales * len(part.ranks) * Fraction(owners * (self.ranks - 1), self.ranks) * (nobody > 0)
+                messages = len(part.ranks) * Fraction(owners * (self.ranks - 1), self.ranks)
+                fetched += term.scales * messages * (nobody > 0)
         return self.taking_part * fetched
 
     @cached_property
     def served_bytes(self) -> Fraction:
         """The expected bytes that the owner with the most rows sends to all ranks."""
         served = Fraction(0)
-        for parameter, itemsize, scales in self._travelling:
-            rows = parameter.pattern.axes[0].length(self.lengths)
+        for term in self._travelling:
+            rows = term.parameter.pattern.axes[0].length(self.lengths)
+            largest = min(-(-term.rows // self.ranks), rows)
             elements = sum(
-                len(part.ranks) * parameter.size(part.lengths) * self.origin(parameter, part).nobody
+                len(part.ranks) * term.parameter.size(part.lengths) * self.origin(term, part).nobody
                 for part in self.parts
             )
-            served += elements * itemsize * Fraction(-(-rows // self.ranks), rows) + scales * self.ranks * (
-                elements > 0
-            )
+            served += elements * term.itemsize * Fraction(largest, rows)
+            served += term.scales * self.ranks * (elements > 0)
         return self.taking_part * served
 
     @cached_property
@@ -215,9 +247,19 @@ class Holdings:
     @cached_property
     def averaged_bytes(self) -> int:
         """Bytes of undealt parameters that the owner with the most rows receives and averages."""
-        if self.members == 1 or self.shared_every:
+        if self.members == 1:
             return 0
-        return self.members * _owned_bytes(self.shared, self.lengths, self.ranks)
+        rows = self._beside if self.shared_every else {**self.shared, **self._beside}
+        return self.members * _owned_bytes(rows, self.lengths, self.ranks)
+
+    @property
+    def _beside(self) -> dict[str, Parameter]:
+        """The pieces that all ranks have of parameters that are dealt out in part."""
+        groups = dict.fromkeys(self.groups)
+        last = {name: parameter.pieces(groups)[-1] for name, parameter in self.parameters.items()}
+        return {
+            name: piece for name, piece in last.items() if name not in self.shared and not piece.pattern.dealt(groups)
+        }
 
     @cached_property
     def owned_bytes(self) -> int:
@@ -232,6 +274,7 @@ class Holdings:
 def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
     total = 0
     for parameter in parameters.values():
-        shape = parameter.pattern.shape(lengths)
-        total += -(-shape[0] // ranks) * prod(shape[1:]) * parameter.itemsize
+        rows, *columns = parameter.pattern.axes
+        largest = min(-(-rows.length(lengths) // ranks), rows.count(lengths))
+        total += largest * prod(axis.count(lengths) for axis in columns) * parameter.itemsize
     return total

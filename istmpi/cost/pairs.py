@@ -10,7 +10,7 @@ import numpy as np
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Axis, Parameter
-from istmpi.engine.layout import Layout
+from istmpi.engine.layout import Layout, pieces_to_move
 from istmpi.engine.packed_sizes import Largest, top_k_bytes
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
@@ -23,13 +23,15 @@ def pair_bytes(
     target: Layout,
     exclude: Partition | None = None,
     wire: str = "float32",
+    shared: bool = True,
 ) -> np.ndarray:
     """The bytes from every rank to every rank, also to itself, if all parameters move: ``[from, to]`` int64.
 
-    ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move.
+    ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move. ``shared``: False
+    leaves out what all ranks have of parameters that are dealt out in part.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
-    for name, parameter in parameters.items():
+    for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
         elements = np.ones_like(total)
         dealt = exclude is not None and parameter.pattern.dealt(exclude.units)
         held = np.ones((exclude.ranks if dealt else 0, *total.shape), dtype=np.int64)
@@ -53,7 +55,7 @@ def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
     kind = leg.wire.kind if leg.wire else "float32"
     if leg.source is None:
         return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))
-    pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind)
+    pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)
     return pairs.sum(axis=1) - pairs.diagonal()
 
 

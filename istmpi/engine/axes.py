@@ -9,11 +9,17 @@ An axis may be a product of factors, outermost first, as in einops:
     (3 heads 64) embed        a fused query, key and value
     mid stream 3 3            a convolution
     (blocks[3] out) in        a parameter of block 3 alone: whole on ranks that hold this block, empty on the others
+
+An axis may be a sum of such products, its *segments*, one behind the other, as ``torch.cat`` makes them:
+
+    10 hidden + 6             columns for the units of hidden, then 6 columns that all ranks hold
+    out (channels 49) + skip
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from math import prod
@@ -23,7 +29,7 @@ import numpy as np
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
 
-_TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<bracket>[()]))")
+_TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<sign>[()+]))")
 
 Positions = range | np.ndarray
 """Sorted positions along an axis: a range if they are contiguous, or an int64 array ``[count]``."""
@@ -61,8 +67,8 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An axis of a tensor: the product of its factors, outermost first."""
+class Segment:
+    """A part of an axis: the product of its factors, outermost first."""
 
     factors: tuple[Factor, ...]
 
@@ -103,6 +109,91 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """An axis of a tensor: its segments, one behind the other.
+
+    Segments whose numbers are in ``omitted`` keep their places, but their positions do not count (`Pattern.pieces`).
+    """
+
+    segments: tuple[Segment, ...]
+    omitted: frozenset[int] = field(default=frozenset())
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.segments))
+
+    @cached_property
+    def counted(self) -> tuple[Segment, ...]:
+        return tuple(segment for number, segment in enumerate(self.segments) if number not in self.omitted)
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """The factors of all segments that count."""
+        return tuple(itertools.chain.from_iterable(segment.factors for segment in self.counted))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset().union(*(segment.names for segment in self.counted))
+
+    def length(self, lengths: Mapping[str, int]) -> int:
+        return sum(segment.length(lengths) for segment in self.segments)
+
+    def count(self, lengths: Mapping[str, int]) -> int:
+        """Return the number of positions that count."""
+        return sum(segment.length(lengths) for segment in self.counted)
+
+    def places(self, lengths: Mapping[str, int]) -> list[range]:
+        """Return the positions of each segment."""
+        ends = [*itertools.accumulate(segment.length(lengths) for segment in self.segments)]
+        return [range(start, stop) for start, stop in zip([0, *ends], ends)]
+
+    def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
+        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units of other names."""
+        if not self.omitted and self.names.isdisjoint(units):
+            return range(self.length(lengths))
+        parts = []
+        for number, place in enumerate(self.places(lengths)):
+            if number not in self.omitted:
+                parts.append(_moved(self.segments[number].positions(lengths, units), place.start))
+        return _joined(parts)
+
+    def inside(self, positions: range, lengths: Mapping[str, int]) -> Positions:
+        """Return those of ``positions`` that count."""
+        if not self.omitted:
+            return positions
+        parts = []
+        for number, place in enumerate(self.places(lengths)):
+            if number not in self.omitted:
+                start = max(place.start, positions.start)
+                parts.append(range(start, max(min(place.stop, positions.stop), start)))
+        return _joined(parts)
+
+    def pieces(self, groups: Mapping[str, object]) -> "list[Axis]":
+        """Return the axis in at most two pieces: its segments with a name in ``groups``, and the other segments."""
+        dealt = frozenset(n for n, segment in enumerate(self.segments) if not segment.names.isdisjoint(groups))
+        others = frozenset(range(len(self.segments))) - dealt
+        if not dealt or not others:
+            return [self]
+        return [replace(self, omitted=others), replace(self, omitted=dealt)]
+
+
+def product(*factors: Factor) -> Axis:
+    """Return an axis of one segment."""
+    return Axis((Segment(factors),))
+
+
+def _moved(positions: Positions, offset: int) -> Positions:
+    if isinstance(positions, range):
+        return range(positions.start + offset, positions.stop + offset)
+    return positions + offset
+
+
+def _joined(parts: list[Positions]) -> Positions:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+@dataclass(frozen=True)
 class Pattern:
     """The named axes of a tensor, e.g. ``Pattern.parse("hidden2 hidden1")``."""
 
@@ -112,32 +203,47 @@ class Pattern:
     @cache
     def parse(text: str) -> "Pattern":
         """Parse a pattern. Raises ConfigError if ``text`` is malformed."""
-        axes: list[Axis] = []
+        axes: list[list[Segment]] = []
         group: list[Factor] | None = None
+        adds = False
         at = 0
         text = text.rstrip()
         while at < len(text):
             token = _TOKEN.match(text, at)
             if token is None:
-                raise ConfigError(f"axes {text!r}: cannot read {text[at:].strip()!r}; use names, numbers, ( ) and [n].")
+                raise ConfigError(
+                    f"axes {text!r}: cannot read {text[at:].strip()!r}; use names, numbers, ( ), + and [n]."
+                )
             at = token.end()
-            if token["bracket"] == "(" and group is None:
+            segment: Segment | None = None
+            if token["sign"] == "+":
+                if group is not None or adds or not axes:
+                    raise ConfigError(f"axes {text!r}: a + must stand between two names, numbers or brackets.")
+                adds = True
+            elif token["sign"] == "(" and group is None:
                 group = []
-            elif token["bracket"] == ")" and group:
-                axes.append(Axis(tuple(group)))
+            elif token["sign"] == ")" and group:
+                segment = Segment(tuple(group))
                 group = None
-            elif token["bracket"]:
+            elif token["sign"]:
                 raise ConfigError(f"axes {text!r}: brackets must match, without nesting or empty pairs.")
             else:
                 unit = token["unit"] and int(token["unit"])
                 factor = Factor(token["name"], int(token["literal"] or 1), unit)
                 if group is None:
-                    axes.append(Axis((factor,)))
+                    segment = Segment((factor,))
                 else:
                     group.append(factor)
+            if segment and adds:
+                axes[-1].append(segment)
+                adds = False
+            elif segment:
+                axes.append([segment])
         if group is not None:
             raise ConfigError(f"axes {text!r}: a bracket is not closed.")
-        return Pattern(tuple(axes))
+        if adds:
+            raise ConfigError(f"axes {text!r}: a + must stand between two names, numbers or brackets.")
+        return Pattern(tuple(Axis(tuple(segments)) for segments in axes))
 
     def __str__(self) -> str:
         return " ".join(map(str, self.axes))
@@ -152,6 +258,19 @@ class Pattern:
     def dealt(self, groups: Mapping[str, object]) -> int:
         """Count the axes that have a name in ``groups``."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
+
+    def pieces(self, groups: Mapping[str, object]) -> "list[Pattern]":
+        """Cut a tensor into pieces, in each of which an axis has a name in ``groups`` in all segments or in none.
+
+        The piece that every rank holds, if there is one, is the last.
+        """
+        cut = itertools.product(*(axis.pieces(groups) for axis in self.axes))
+        return [Pattern(axes) for axes in cut]
+
+    def terms(self) -> "list[Pattern]":
+        """Return the products of segments, one of each axis, whose sizes add up to the size of what counts."""
+        segments = itertools.product(*(axis.counted for axis in self.axes))
+        return [Pattern(tuple(Axis((segment,)) for segment in term)) for term in segments]
 
 
 @dataclass(frozen=True)
@@ -169,7 +288,12 @@ class Parameter:
         return ITEMSIZE[self.dtype]
 
     def size(self, lengths: Mapping[str, int]) -> int:
-        return prod(self.pattern.shape(lengths))
+        return prod(axis.count(lengths) for axis in self.pattern.axes)
+
+    def pieces(self, groups: Mapping[str, object]) -> "list[Parameter]":
+        """Return the pieces of `Pattern.pieces`, as parameters."""
+        pieces = self.pattern.pieces(groups)
+        return [self] if len(pieces) == 1 else [replace(self, pattern=piece) for piece in pieces]
 
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}

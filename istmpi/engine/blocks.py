@@ -35,6 +35,8 @@ class Block:
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
     """The number of scales that are sent with the values."""
+    piece: int = 0
+    """The number of the block's piece of the parameter (`istmpi.engine.layout.pieces_to_move`)."""
     cut: tuple[int, int, int] | None = None
     """A slab (part) of a block: the axis of the cut, first position, length of the block. None: a whole block."""
 

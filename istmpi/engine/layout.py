@@ -7,7 +7,7 @@ that two ranks have in common are an outer product, too. Every message therefore
 federated averaging `Replicated`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -49,11 +49,11 @@ class Owners:
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         length = axis.length(self.lengths)
-        return self.rows(length, rank) if place == 0 else range(length)
+        return axis.inside(self.rows(length, rank) if place == 0 else range(length), self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
-        length = axis.length(self.lengths)
-        return -(-length // self.ranks) if place == 0 else length
+        count = axis.count(self.lengths)
+        return min(-(-axis.length(self.lengths) // self.ranks), count) if place == 0 else count
 
     def copies(self, names: frozenset[str]) -> int:
         return 1
@@ -75,13 +75,34 @@ class Replicated:
         return {}
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        return range(axis.length(self.lengths) if self.members is None or rank in self.members else 0)
+        length = axis.length(self.lengths) if self.members is None or rank in self.members else 0
+        return axis.inside(range(length), self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
-        return axis.length(self.lengths)
+        return axis.count(self.lengths)
 
     def copies(self, names: frozenset[str]) -> int:
         return self.ranks if self.members is None else len(self.members)
+
+
+def pieces_to_move(
+    parameters: Mapping[str, Parameter], layouts: Iterable[Layout | None], shared: bool = True
+) -> list[tuple[str, int, Parameter]]:
+    """Return (name, number, piece) for the pieces of parameters that move: a rank's part of a piece has equal copies.
+
+    A parameter is one piece, unless an axis has segments of which the layouts deal out only some. ``shared``: False
+    leaves out the pieces of such parameters that all ranks have.
+    """
+    groups: dict[str, object] = {}
+    for layout in layouts:
+        groups |= layout.units if layout else {}
+    moving = []
+    for name, parameter in parameters.items():
+        pieces = parameter.pieces(groups)
+        for number, piece in enumerate(pieces):
+            if shared or len(pieces) == 1 or piece.pattern.dealt(groups):
+                moving.append((name, number, piece))
+    return moving
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class Partition:
         return axis.positions(self.lengths, self.held(rank))
 
     def largest(self, axis: Axis, place: int) -> int:
-        return axis.length({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
+        return axis.count({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
 
     def copies(self, names: frozenset[str]) -> int:
         return self.ranks if names.isdisjoint(self.units) else 1
@@ -115,12 +115,16 @@ class Partition:
     def holder(self, axis: Axis) -> np.ndarray | None:
         """Return the rank that holds all units of each position along an axis: ``[length]`` int64, -1 for no rank.
 
-        Returns None for an axis that is not dealt out.
+        Returns None for an axis that is not dealt out. Positions of segments that are not dealt out get -1.
         """
-        ranks = axis.spread(self.lengths, self._ranks)
-        if not ranks:
+        if axis.names.isdisjoint(self.units):
             return None
-        return np.where(np.all([holders == ranks[0] for holders in ranks], axis=0), ranks[0], -1)
+        holder = np.full(axis.length(self.lengths), -1, dtype=np.int64)
+        for segment, place in zip(axis.segments, axis.places(self.lengths)):
+            if ranks := segment.spread(self.lengths, self._ranks):
+                alike = np.all([holders == ranks[0] for holders in ranks], axis=0)
+                holder[place.start : place.stop] = np.where(alike, ranks[0], -1)
+        return holder
 
     @cached_property
     def _ranks(self) -> dict[str, np.ndarray]:

@@ -30,6 +30,8 @@ class Leg:
     """A deal. Elements of its dealt parameters move only if no rank holds them in this deal."""
     wire: Wire | Largest | None = None
     """The form in which values are sent. `Largest` sends only the largest changes; None sends values unchanged."""
+    shared: bool = True
+    """False: what all ranks have of a parameter that is dealt out in part does not move. Owners have its mean."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Route:
         """
         now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
         if before:
-            yield Leg(HOP, _dealt(parameters, before), before, now, wire=self._wire(round, HOP))
+            yield Leg(HOP, _dealt(parameters, before), before, now, wire=self._wire(round, HOP), shared=False)
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
         exact = exact or self.wire == "float32"
         plain = {name: parameter for name, parameter in moving.items() if exact or self.is_common(name)}
@@ -109,7 +111,7 @@ class Route:
         """Yield the legs that bring the newest values to their owners after a round from which nothing left early."""
         if self.stays:
             deal = self.deal(round)
-            yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners)
+            yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners, shared=False)
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         if common and not self.mean_is_due(round):
             yield Leg(MEAN, common)

@@ -13,6 +13,7 @@ import torch
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
+from istmpi.engine.axes import Parameter
 from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
 from istmpi.engine.layout import part_shape
 from istmpi.engine.outer import Outer
@@ -156,7 +157,8 @@ class Shards:
             moved = {name: store.parameters[name] for name in held.tensors}
             lent = {tensor.data_ptr() for tensor in store.tensors.values()}
             held.tensors |= {name: at.clone() for name, at in held.tensors.items() if at.data_ptr() in lent}
-            Transfer(moved, held.deal, store.owners, store.rank).run(held.tensors, store.tensors, self._communicator)
+            transfer = Transfer(moved, held.deal, store.owners, store.rank, shared=False)
+            transfer.run(held.tensors, store.tensors, self._communicator)
             held.flushed = True
         if not self._mean_taken and self._common:
             mean = {name: values.clone() for name, values in self._common.items()}
@@ -228,9 +230,8 @@ class Shards:
     def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
         lent = {}
         for name, parameter in self.store.parameters.items():
-            dealt = [factor.name in deal.units for axis in parameter.pattern.axes for factor in axis.factors]
             shape, rows = part_shape(deal, parameter, self.store.rank), self.store.tensors[name].view(-1)
-            if sum(dealt) == 1 and 0 < prod(shape) <= len(rows):
+            if _is_held_once(parameter, deal) and 0 < prod(shape) <= len(rows):
                 lent[name] = rows[: prod(shape)].view(shape)
         return lent
 
@@ -297,3 +298,12 @@ class Shards:
         early, self._early = self._early, None
         with self._communicator.waiting("exchange"):  # a background thread waits, so the rank is not idle
             self._clock.background += early.finish(self._communicator.traffic)
+
+
+def _is_held_once(parameter: Parameter, deal: Partition) -> bool:
+    """Return True if each element is with exactly one rank, so that the owners need no memory for it."""
+    for term in parameter.pattern.terms():
+        dealt = [factor.name in deal.units for axis in term.axes for factor in axis.factors]
+        if sum(dealt) != 1:
+            return False
+    return True

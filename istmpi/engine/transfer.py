@@ -5,6 +5,7 @@ compute the indices from the layouts, so no index is sent. Building a Transfer i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, chain
 from math import prod
@@ -16,7 +17,7 @@ from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.comm.codec import EXACT, Wire
 from istmpi.engine.axes import Axis, Parameter, Positions, overlap
 from istmpi.engine.blocks import Block, Message, bits, split
-from istmpi.engine.layout import Layout
+from istmpi.engine.layout import Layout, pieces_to_move
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg
 from istmpi.engine.wire import BlockCodec, form_of, scales_of
@@ -42,23 +43,28 @@ class Transfer:
         staging_bytes: int = STAGING_BYTES,
         exclude: Partition | None = None,
         wire: Wire | None = None,
+        shared: bool = True,
     ):
         """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that deal.
 
         ``wire``: the form of sent values, to which a rank's own values in a mean are rounded; None: unchanged values.
+        ``shared``: False leaves out what all ranks have of parameters that are dealt out in part. The ``exclude``
+        deal does not exclude that.
         """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = getattr(source, "weights", None) or [1] * self.ranks
         self._capacity = staging_bytes // self.ranks
         self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
-        self._parameters = sorted(parameters.items(), key=self._precedence)
+        self._pieces = sorted(pieces_to_move(parameters, (source, target, exclude), shared), key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
-        return Transfer(leg.parameters, leg.source, leg.target, rank, exclude=leg.exclude, wire=leg.wire)
+        return Transfer(
+            leg.parameters, leg.source, leg.target, rank, exclude=leg.exclude, wire=leg.wire, shared=leg.shared
+        )
 
     @cached_property
     def bytes_sent(self) -> int:
@@ -121,46 +127,47 @@ class Transfer:
                     block.place(marks[block.name], np.ones(block.shape, dtype=np.int8))
         return marks
 
-    def _precedence(self, item: tuple[str, Parameter]) -> tuple[bool, int]:
-        _, parameter = item
-        return self._source.copies(parameter.pattern.names) == 1, -parameter.itemsize
+    def _precedence(self, item: tuple[str, int, Parameter]) -> tuple[bool, int]:
+        _, _, piece = item
+        return self._source.copies(piece.pattern.names) == 1, -piece.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return the blocks for each peer: the parts of this rank's tensors that the peer has, too."""
-        places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, p in self._parameters]
+        places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, _, p in self._pieces]
         axes = [*dict.fromkeys(chain(*places))]
-        positions = [here.positions(*axis, self.rank) for axis in axes]
+        number_of = {axis: number for number, axis in enumerate(axes)}
+        # A block's index counts along this rank's whole tensor, of which a piece is a part.
+        positions = [here.positions(replace(axis, omitted=frozenset()), place, self.rank) for axis, place in axes]
         holders = [self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)]
         moved = []
-        for (name, parameter), its in zip(self._parameters, places, strict=True):
-            parts = [axes.index(axis) for axis in its]
+        for (name, number, piece), its in zip(self._pieces, places, strict=True):
+            parts = [number_of[axis] for axis in its]
             dealt = [holders[at] for at in parts if holders[at] is not None]
             if len(dealt) != 1 or (dealt[0] < 0).any():  # else no element moves
-                mean = self._source.copies(parameter.pattern.names) > 1
-                moved.append((parts, bool(dealt), (parameter.itemsize, mean), name))
+                mean = self._source.copies(piece.pattern.names) > 1
+                moved.append((parts, bool(dealt), (piece.itemsize, mean), name, number))
         messages = []
         for peer in range(self.ranks):
             shared = [overlap(part, there.positions(*axis, peer)) for axis, part in zip(axes, positions, strict=True)]
             blocks = []
-            for parts, excludes, facts, name in moved:
+            for parts, excludes, facts, name, number in moved:
                 index, extent = tuple(shared[at][0] for at in parts), tuple(shared[at][1] for at in parts)
                 if 0 not in extent:
                     of_index = ((holders[at], shared[at][0]) for at in parts if excludes)
                     left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in of_index)
-                    block = Block(name, index, extent, *facts, left_out, *self._forms[name])
+                    block = Block(name, index, extent, *facts, left_out, *self._forms[name, number], number)
                     blocks += [block] if block.nbytes else []
             messages.append(blocks)
         return messages
 
     @cached_property
-    def _forms(self) -> dict[str, tuple[str, int]]:
+    def _forms(self) -> dict[tuple[str, int], tuple[str, int]]:
         kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
-        forms = {name: form_of(kind, name, parameter) for name, parameter in self._parameters}
-        lengths = self._source.lengths
-        return {
-            name: (forms[name], scales_of(forms[name], parameter, lengths, dealt, self.ranks))
-            for name, parameter in self._parameters
-        }
+        lengths, forms = self._source.lengths, {}
+        for name, number, piece in self._pieces:
+            form = form_of(kind, name, piece)
+            forms[name, number] = form, scales_of(form, piece, lengths, dealt, self.ranks)
+        return forms
 
     def _holders(self, axis: Axis, positions: Positions) -> np.ndarray | None:
         ranks = self._exclude.holder(axis) if self._exclude else None
@@ -182,12 +189,12 @@ class Transfer:
     @property
     def _largest_message(self) -> int:
         return sum(
-            parameter.itemsize
+            piece.itemsize
             * prod(
                 min(self._source.largest(axis, place), self._target.largest(axis, place))
-                for place, axis in enumerate(parameter.pattern.axes)
+                for place, axis in enumerate(piece.pattern.axes)
             )
-            for _, parameter in self._parameters
+            for _, _, piece in self._pieces
         )
 
 

@@ -63,31 +63,32 @@ class BlockCodec:
 
     def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
         self._key, self._tensors = key, tensors
-        self._whole = {(peer, block.name): block for peer, message in enumerate(sends) for block in message}
-        self._sent: dict[tuple[int, str], np.ndarray] = {}
-        """The exponents of a block's scales, by (peer, name). The block's first slab carries them."""
-        self._received: dict[tuple[int, str], np.ndarray] = {}
+        self._whole = {_key(peer, block): block for peer, message in enumerate(sends) for block in message}
+        self._sent: dict[tuple[int, str, int], np.ndarray] = {}
+        """The exponents of a block's scales, by `_key`. The block's first slab carries them."""
+        self._received: dict[tuple[int, str, int], np.ndarray] = {}
 
     def encode(self, block: Block, rank: int, peer: int, out: np.ndarray) -> None:
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:
             largest = self._largest(peer, block) if block.cut else _largest(values, places, block)
-            self._sent[peer, block.name] = exponents(largest)
-            out[: block.scales] = self._sent[peer, block.name]
-        by_run = _scales(self._sent.get((peer, block.name)), block, places)
-        key = rng.key(self._key, rank, block.name)
+            self._sent[_key(peer, block)] = exponents(largest)
+            out[: block.scales] = self._sent[_key(peer, block)]
+        by_run = _scales(self._sent.get(_key(peer, block)), block, places)
+        number = (block.piece,) if block.piece else ()
+        key = rng.key(self._key, rank, block.name, *number)
         out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_run)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:
         """Return the values of a block that ``peer`` sent, as int32 with the bits of float32."""
         if block.scales and block.is_first:
-            self._received[peer, block.name] = coded[: block.scales].copy()
-        return self._decoded(block, coded, self._received.get((peer, block.name)))
+            self._received[_key(peer, block)] = coded[: block.scales].copy()
+        return self._decoded(block, coded, self._received.get(_key(peer, block)))
 
     def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
         """Replace a block's values in this rank's tensor by the rounded values that ``peer`` gets."""
-        block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get((peer, block.name))))
+        block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get(_key(peer, block))))
 
     def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
         by_run = _scales(exponents, block, block.places())
@@ -101,9 +102,13 @@ class BlockCodec:
         return self.decode(block, rank, coded)
 
     def _largest(self, peer: int, block: Block) -> np.ndarray:
-        slabs = self._whole[peer, block.name].in_rows(_AT_ONCE)
+        slabs = self._whole[_key(peer, block)].in_rows(_AT_ONCE)
         parts = ((slab.packed(self._tensors[block.name]), slab) for slab in slabs)
         return reduce(np.maximum, (_largest(part.reshape(-1).view(np.float32), at.places(), at) for part, at in parts))
+
+
+def _key(peer: int, block: Block) -> tuple[int, str, int]:
+    return peer, block.name, block.piece
 
 
 def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np.ndarray:

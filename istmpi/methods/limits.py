@@ -147,8 +147,21 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."
         )
+    if spec.leaves_early(run, architecture, ranks):
+        _require_undivided(spec.groups(run, architecture), architecture)
     if spec.stays and spec.delay(run) and ranks > 1 and not spec.stays_with_holders(run, architecture, ranks):
         why = "a network without dealt units (method.partition)"
         if spec.outer(run) != (1, 0):
             why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
         raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
+
+
+def _require_undivided(groups: Sequence[str], architecture: Architecture) -> None:
+    """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which method.delay cannot send."""
+    for name, parameter in architecture.parameters.items():
+        pieces = parameter.pieces(dict.fromkeys(groups))
+        if len(pieces) > 1 and not pieces[-1].pattern.dealt(groups):
+            raise ConfigError(
+                f"method.delay does not go with {name} ({parameter.pattern}), which is dealt out in part. "
+                "Leave method.delay out."
+            )

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from istmpi.engine.axes import Axis, Factor, Pattern
+from istmpi.engine.axes import Axis, Factor, Pattern, product
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.leaves import shaped
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
@@ -247,7 +247,7 @@ def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None
             return None
         factors += [Factor(None, outer)] * (outer > 1) + [Factor(width.name)]
         left = inner
-    return Axis((*factors, *[Factor(None, left)] * (left > 1 or not factors)))
+    return product(*factors, *[Factor(None, left)] * (left > 1 or not factors))
 
 
 _ALIKE: tuple[Callable[[Place, int], object], ...] = (

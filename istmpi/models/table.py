@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from istmpi.engine.axes import Axis, Factor, Pattern
+from istmpi.engine.axes import Axis, Factor, Pattern, Segment
 from istmpi.settings import convert
 
 Number = int | Fraction
@@ -200,7 +200,8 @@ class Table:
         open_to = tuple(group for group in widths if group not in self.residual) or widths
         inside = set()
         for axis in (axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes):
-            inside |= {*[factor.name for factor in axis.factors if factor.name in open_to][1:]}
+            for segment in axis.segments:
+                inside |= {*[factor.name for factor in segment.factors if factor.name in open_to][1:]}
         return tuple(group for group in open_to if group not in inside) or open_to
 
     def tree(self) -> dict[str, Any]:
@@ -248,7 +249,8 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
     if unit is None:
         return pattern
     first, *others = pattern.axes
-    return Pattern((Axis((unit, *first.factors)), *others))
+    segments = tuple(Segment((unit, *segment.factors)) for segment in first.segments)
+    return Pattern((Axis(segments), *others))
 
 
 def plain(value: Any) -> Any:

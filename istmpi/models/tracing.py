@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.engine.axes import Axis, Factor, Pattern
+from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
 from istmpi.models.norms import built
 from istmpi.models.recording import Recorder
@@ -86,7 +86,7 @@ def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> st
     """Return an axis of this length with the widths ``names`` as inner factors; the rest is the outermost factor."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
-    return str(Axis((*first, *map(Factor, names))))
+    return str(product(*first, *map(Factor, names)))
 
 
 def trace(

@@ -24,6 +24,10 @@ PATTERNS = {
     "(hidden channels)": (18,),
     "1": (1,),
     " ( 2   hidden )  7 ": (12, 7),
+    "10 hidden + 6": (10, 12),
+    "out (channels 49) + features": (3, 152),
+    "2 + (hidden 3) + heads + 1 mid": (25, 4),
+    "(blocks[1] out) + (blocks[1] 2) features + hidden": (5, 11),
 }
 
 
@@ -55,6 +59,8 @@ def test_a_pattern_prints_as_it_is_read(text):
     printed = str(Pattern.parse(text))
     assert Pattern.parse(printed) == Pattern.parse(text)
     assert printed == " ".join(text.replace("( ", "(").replace(" )", ")").split())
+    segments = [axis.split(" + ") for axis in map(str, Pattern.parse(text).axes)]
+    assert [len(axis.segments) for axis in Pattern.parse(text).axes] == list(map(len, segments))
 
 
 @given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
@@ -65,7 +71,12 @@ def test_positions_are_those_of_brute_force(text, data):
     }
     for axis in Pattern.parse(text).axes:
         positions = axis.positions(LENGTHS, units)
-        assert list(positions) == brute(axis.factors, LENGTHS, units)
+        held, start = [], 0
+        for segment in axis.segments:
+            held += [start + position for position in brute(segment.factors, LENGTHS, units)]
+            start += segment.length(LENGTHS)
+        assert list(positions) == held
+        assert axis.length(LENGTHS) == start
 
 
 @given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
@@ -105,6 +116,10 @@ def test_the_overlap_is_the_intersection(data, length):
         ("a, b", "cannot read ', b'"),
         ("a -3", "cannot read '-3'"),
         ("blocks[x] a", "cannot read '[x] a'"),
+        ("a + + b", "a + must stand between"),
+        ("+ a", "a + must stand between"),
+        ("(a + b)", "a + must stand between"),
+        ("a b +", "a + must stand between"),
     ],
 )
 def test_a_pattern_that_cannot_be_read_is_refused_with_its_text(text, says):

@@ -210,6 +210,36 @@ def test_where_whole_blocks_are_dealt_sizes_are_expected_ones():
     assert abs(np.mean(sent) - float(held.fetched_bytes)) <= 4 * np.std(sent) / len(sent) ** 0.5
 
 
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("redeal", [None, 1.0, 0.3])
+def test_where_an_axis_is_a_sum_bytes_are_the_mean_over_deals(redeal, wire):
+    """Segments that are not dealt out go to and from the owners in each round; others stay as long as they can."""
+    lengths, ranks = {"a": 9, "b": 14, "c": 5}, 4
+    if wire != "float32":  # no message is empty
+        lengths = {name: 7 * length for name, length in lengths.items()}
+    texts = ("3 a + 4", "b a + 2", "b + 7 a + c", "(2 a) + b + 3", "c + 2 b", "c", "b c + 5 3")
+    parameters = {text: Parameter(Pattern.parse(text)) for text in texts}
+    dealt = {text: parameters[text] for text in texts if text != "c"}
+    held = Holdings(parameters, lengths, ("a", "b"), ranks, redeal=redeal, wire=wire)
+    owners, fetched, hopped, elements = Owners(lengths, ranks), [], [], []
+    for number in range(1, 300):
+        before, deal = (
+            Partition.draw(lengths, ("a", "b"), ranks, 0, each, redeal=redeal or 1.0) for each in (number - 1, number)
+        )
+        exclude = None if redeal is None else before
+        moved = pair_bytes(parameters, owners, deal, exclude, wire)
+        fetched.append(moved.sum() - np.trace(moved))
+        moved = pair_bytes(dealt, before, deal, wire=wire, shared=False)
+        hopped.append(moved.sum() - np.trace(moved))
+        parts = [narrowed(lengths, parameters, deal.held(rank)) for rank in range(ranks)]
+        elements.append(sum(one.size(part) for one in parameters.values() for part in parts))
+    assert set(elements) == {held.held_elements}
+    assert abs(np.mean(fetched) - float(held.fetched_bytes)) <= 4 * np.std(fetched) / len(fetched) ** 0.5 + 1e-9
+    if redeal is not None:
+        expected = sum(len(part.ranks) * held.hop_bytes(part) for part in held.parts)
+        assert abs(np.mean(hopped) - float(expected)) <= 4 * np.std(hopped) / len(hopped) ** 0.5 + 1e-9
+
+
 @pytest.mark.parametrize("method", [*METHODS, *RIVALS])
 def test_a_hundred_thousand_ranks_neither_overflow_nor_take_long(method):
     wide = mlp_network(10**6, (10**6, 10**6), 10**6)

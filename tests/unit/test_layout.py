@@ -12,7 +12,7 @@ from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition
 
 LENGTHS = {"a": 7, "b": 9, "blocks": 6}
-PATTERNS = ["a b", "b", "(2 a) b", "(blocks[4] a) b", "3 a", "1 b"]
+PATTERNS = ["a b", "b", "(2 a) b", "(blocks[4] a) b", "3 a", "1 b", "3 a + 2", "a + 2 b + 1", "(2 a) + b + 3"]
 
 
 def layouts(ranks, shares=None):
@@ -44,14 +44,18 @@ def test_no_rank_has_more_than_the_largest(text, ranks):
 @pytest.mark.parametrize("text", PATTERNS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_every_element_that_anybody_has_is_there_in_as_many_copies_as_said(text, ranks):
-    pattern = Pattern.parse(text)
     for layout in layouts(ranks):
-        copies = np.zeros(pattern.shape(LENGTHS), dtype=int)
-        for rank in range(ranks):
-            part = [layout.positions(axis, place, rank) for place, axis in enumerate(pattern.axes)]
-            copies[np.ix_(*part)] += 1
-            assert part_shape(layout, Parameter(pattern), rank) == tuple(map(len, part))
-        assert set(np.unique(copies)) - {0} == {layout.copies(pattern.names)}
+        for pattern in Pattern.parse(text).pieces(layout.units):
+            require_copies(layout, pattern, ranks)
+
+
+def require_copies(layout, pattern, ranks):
+    copies = np.zeros(pattern.shape(LENGTHS), dtype=int)
+    for rank in range(ranks):
+        part = [layout.positions(axis, place, rank) for place, axis in enumerate(pattern.axes)]
+        copies[np.ix_(*part)] += 1
+        assert part_shape(layout, Parameter(pattern), rank) == tuple(map(len, part))
+    assert set(np.unique(copies)) - {0} == {layout.copies(pattern.names)}
 
 
 def test_between_rounds_nothing_is_stored_twice():

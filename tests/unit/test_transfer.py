@@ -34,6 +34,11 @@ PATTERNS = (
     "(3 heads 2) features",
     "(blocks[1] out) features",
     "mid stream 3 3",
+    "labels hidden + 2",
+    "hidden + 3",
+    "(2 hidden) + mid features + (stream 2)",
+    "2 + mid + 1 hidden + 4",
+    "(blocks[1] 3) + (blocks[1] hidden) features + mid",
 )
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64")
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
@@ -93,13 +98,13 @@ class Moved:
     largest_message: int
 
 
-def move(names, source, target, values, before, staging_bytes=2**28, exclude=None):
+def move(names, source, target, values, before, staging_bytes=2**28, exclude=None, shared=True):
     """Run the transfer on all ranks: ``values[rank]`` are moved into copies of ``before[rank]``."""
 
     def work(communicator):
         rank, largest, alltoallv = communicator.rank, [0], communicator.alltoallv
         communicator.alltoallv = lambda send, receive: (largest.append(max(send[1])), alltoallv(send, receive))
-        transfer = Transfer(names, source, target, rank, staging_bytes, exclude=exclude)
+        transfer = Transfer(names, source, target, rank, staging_bytes, exclude=exclude, shared=shared)
         received = {name: tensor.clone() for name, tensor in before[rank].items()}
         transfer.run(values[rank], received, communicator)
         assert communicator.traffic.bytes == transfer.bytes_sent
@@ -130,7 +135,7 @@ def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks,
         source, target = (layout(kind, ranks) for kind in kinds)
         # A mean of NaNs may have other bits, all else arrives as it left.
         whole_here = {
-            name: finite(whole[name]) if source.copies(parameter.pattern.names) > 1 else whole[name]
+            name: finite(whole[name]) if has_copies(parameter, source) else whole[name]
             for name, parameter in names.items()
         }
         values = [parts_of(whole_here, names, source, rank) for rank in range(ranks)]
@@ -144,6 +149,10 @@ def test_a_transfer_delivers_what_the_source_has_and_touches_nothing_else(ranks,
                 part = index(target, parameter, rank)
                 expected = np.where(there[part], bits(whole_here[name])[part], bits(before[rank][name]))
                 np.testing.assert_array_equal(bits(moved.tensors[rank][name]), expected, err_msg=f"{kinds} {name}")
+
+
+def has_copies(parameter, layout):
+    return any(layout.copies(piece.pattern.names) > 1 for piece in parameter.pieces(layout.units))
 
 
 def finite(tensor):
@@ -188,6 +197,17 @@ def held_by_any(deal, parameter):
     return held
 
 
+def beside_dealt(deal, parameter):
+    """Which elements of a parameter lie in segments that a deal does not deal out, on every axis."""
+    marks = np.ones(parameter.pattern.shape(LENGTHS), dtype=bool)
+    for at, axis in enumerate(parameter.pattern.axes):
+        whole = np.concatenate(
+            [np.full(segment.length(LENGTHS), segment.names.isdisjoint(deal.units)) for segment in axis.segments]
+        )
+        marks &= whole.reshape([-1 if place == at else 1 for place in range(marks.ndim)])
+    return marks
+
+
 @settings(max_examples=60)
 @given(
     ranks=st.integers(1, 5),
@@ -206,11 +226,12 @@ def test_only_what_no_rank_has_in_a_third_layout_is_moved(ranks, kinds, texts, s
     for name, parameter in names.items():
         dealt = parameter.pattern.dealt(third.units)
         wanted = ~held_by_any(third, parameter) if dealt else np.ones(parameter.pattern.shape(LENGTHS), dtype=bool)
+        wanted |= beside_dealt(third, parameter)
         there = held_by_any(source, parameter) & wanted
         for rank in range(ranks):
             part = index(target, parameter, rank)
             expected = np.where(there[part], bits(whole[name])[part], bits(other[name])[part])
-            if source.copies(parameter.pattern.names) == 1:  # the mean of equal NaNs is another NaN
+            if not has_copies(parameter, source):  # the mean of equal NaNs is another NaN
                 np.testing.assert_array_equal(bits(moved.tensors[rank][name]), expected, err_msg=name)
             for peer in range(ranks):
                 theirs = np.zeros_like(there)
@@ -248,12 +269,12 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
     pushed = move(names, now, owners, trained, stored).tensors
     pulled = move(names, owners, then, pushed, nothing).tensors
     home = move(names, now, owners, trained, stored, staging_bytes, exclude=then).tensors
-    straight = move(names, now, then, trained, nothing, staging_bytes).tensors
+    straight = move(names, now, then, trained, nothing, staging_bytes, shared=False).tensors
     arrived = move(names, owners, then, home, straight, staging_bytes, exclude=now).tensors
     for mine, expected in zip(arrived, pulled, strict=True):
         for name in names:
             np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
-    afterwards = move(names, then, owners, arrived, home).tensors
+    afterwards = move(names, then, owners, arrived, home, shared=False).tensors
     for mine, expected in zip(afterwards, pushed, strict=True):
         for name in names:
             np.testing.assert_array_equal(bits(mine[name]), bits(expected[name]), err_msg=name)
@@ -375,6 +396,7 @@ def test_long_rows_and_large_blocks_take_their_own_ways():
 
 WIRE_LENGTHS = {**LENGTHS, "hidden": 40, "features": 60}
 WIRED = ("labels features", "labels", "hidden features", "labels hidden", "mid hidden stream", "mid (hidden 4)")
+WIRED += ("features + mid hidden + 50",)
 
 
 def wired(kind, source, target, ranks, staging_bytes=2**28, exclude=None, key=3):
