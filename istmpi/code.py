@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, IstmpiError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
@@ -46,9 +46,29 @@ def gradients_kept() -> Iterator[None]:
         raise RuntimeError(f"it turns gradients {'off' if before else 'on'} globally; use torch.no_grad() as a context")
 
 
+@contextmanager
+def calling(subject: str, kind: type[IstmpiError] = ConfigError, cure: str = "") -> Iterator[None]:
+    """A context in which one method of a user's object runs; ``subject`` names both.
+
+    Any exception becomes an error of this ``kind``, with the line of the user's code and the ``cure``, a sentence.
+    Errors of istmpi pass unchanged.
+    """
+    try:
+        yield
+    except IstmpiError:
+        raise
+    except Exception as error:
+        cure = f" {cure}" if cure else ""
+        raise kind(f"{subject} fails: {short(error)}.{raised_in(error)}{cure}") from error
+
+
 def short(error: BaseException) -> str:
     """Return an exception's class and the beginning of its text, in one line."""
-    text = " ".join(str(error).split())[:200].rstrip(".")
+    try:
+        words = str(error)
+    except Exception:  # the exception is a user's object, too
+        return type(error).__name__
+    text = " ".join(words.split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

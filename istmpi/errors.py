@@ -51,6 +51,8 @@ class DivergedError(IstmpiError):
     """A loss, a score or a network that is no longer finite."""
 
     exit_code = 3
+    of_function = False
+    """True if the network's outputs are finite, and a user's loss or score is not."""
 
 
 class SimulationError(IstmpiError):

@@ -8,12 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from math import exp
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from istmpi.multilabel import AT, Labels, losses_of, ranked_first
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+
+    from istmpi.amounts import Amount
+    from istmpi.data.batch import Batch
 
 
 CLASSIFICATION = "classification"
@@ -264,7 +269,7 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A user's loss and score, each a mean over the examples of a batch (`istmpi.data.callable.task`).
+    """A user's loss and score, as `amounts` of a batch (`istmpi.data.callable.task`).
 
     A program (`istmpi.Distributed`) computes both, not this class.
     """
@@ -272,6 +277,19 @@ class OwnTask(Task):
     score = "score"
     inputs = "of a program"
     of_trees = True
+    losses: Callable[[Any, Batch], dict[str, Amount]]
+    """A function of (outputs, batch) that returns the loss's amounts; the loss is the sum of their means."""
+    scores: Callable[[Any, Batch], dict[str, Amount]] | None
+    """The same for the score, whose first amount is the run's score; None if the loss is the score."""
+
+    @classmethod
+    def no_means(cls, scored: list[tuple[Any, Batch]]) -> str:
+        """Return a sentence on a function whose numbers depend on the size of a batch; empty if there is none.
+
+        ``scored``: pairs (outputs, batch) of an evaluation's first batches. The last pair is halved. If it has a single
+        row, the two last pairs are joined.
+        """
+        return ""
 
 
 TASKS: dict[str, type[Task]] = {

@@ -46,3 +46,11 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, Mapping | list | tuple):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from tensors_of(value)
+
+
+def all_finite(tree: Any) -> torch.Tensor:
+    """Return a tensor that is True if all values of a tree's floating-point tensors are finite."""
+    import torch
+
+    checks = [x.detach().isfinite().all().reshape(()) for x in tensors_of(tree) if x.is_floating_point()]
+    return torch.stack(checks).all() if checks else torch.tensor(True)

@@ -79,5 +79,5 @@ def evaluate(
         source,
         split,
         calibrate and bool(network.batch_norms),
-        changed_source(network),
+        " ".join(filter(None, (changed_source(network), evaluator.note.rstrip(".")))),
     )

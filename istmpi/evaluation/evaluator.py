@@ -25,6 +25,7 @@ from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
 from istmpi.evaluation.fitting import fitted_scale, fitted_temperature
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.own import OwnSums, joined_loss
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
@@ -96,6 +97,9 @@ class Evaluator:
         )
         self._merged, self.form = self.network, "merged"
         self._blocks: SharedBlocks | None = None
+        self._looks = communicator.rank == 0
+        self.note = ""
+        """A sentence about the user's functions that a run should report once; empty if there is none."""
 
     @property
     def share(self) -> float:
@@ -146,11 +150,11 @@ class Evaluator:
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
+        if self._task.of_trees:
+            return self._own_score(split, rows)
         weights = self._run.train.exit_weights
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            if self._task.of_trees:
-                return np.array(self._task.totals(outputs, batch))
             loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
             points = [self._task.points(*self._in_units(each, batch.targets)) for each in outputs_of(outputs)]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
@@ -165,6 +169,18 @@ class Evaluator:
         more = self._task.more(self._dataset.outputs, *means[-numbers:])
         exits = scores if len(scores) > 1 else None
         return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
+
+    def _own_score(self, split: Split, rows: np.ndarray) -> Score:
+        """Return the score by a user's functions. Raises ConfigError if nothing counts, DivergedError if not finite."""
+        sums, self._looks = OwnSums(self._task, self._looks), False
+        for batch in self._own_batches(split, rows):
+            with torch.no_grad():
+                sums.add(self.network(*batch.inputs), batch)
+        self.network.finish()
+        self.note = self.note or sums.note
+        loss, score, more = sums.over_ranks(self._communicator, self._local or self._spread)
+        examples = int(self._summed(np.array([float(sums.examples)]))[0])
+        return Score(loss, score, examples, more=more, form=self.form)
 
     def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._dataset.targets is None:
@@ -218,6 +234,11 @@ class Evaluator:
             raise error
         return totals
 
+    def take_note(self) -> str:
+        """Return `note` once; later calls return an empty text."""
+        note, self.note = self.note, ""
+        return note
+
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
         for part in islice(self._batches(len(rows), step), first, None, step):
@@ -268,10 +289,11 @@ class Evaluator:
         rows = rows[np.arange(count) * len(rows) // count]
         batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._architecture.dtype)
         weights = self._run.train.exit_weights
+        examples = sum(self._communicator.allgather(batch.examples)) if self._task.of_trees else 0
 
         def loss(outputs: Outputs) -> torch.Tensor:
             if self._task.of_trees:
-                return self._task.loss(outputs, batch.targets) * batch.examples
+                return joined_loss(self._task.losses(outputs, batch), examples, self._communicator)
             return weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
 
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
+from istmpi.amounts import Amount
 from istmpi.data.batch import Batch
 from istmpi.engine.axes import narrowed, with_slots
 from istmpi.engine.layout import Layout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
-from istmpi.errors import DivergedError, IstmpiError
+from istmpi.errors import ConfigError, DivergedError, IstmpiError
 from istmpi.exits import weighted_loss
 from istmpi.methods import METHODS
 from istmpi.methods.class_loss import class_loss
@@ -30,7 +31,7 @@ from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.schedules import rate_at
 from istmpi.methods.subnet import Subnet
-from istmpi.trees import call, mapped
+from istmpi.trees import all_finite, call, mapped
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
@@ -74,6 +75,11 @@ class Method(ABC):
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
         self._losses: list[torch.Tensor] = []
+        self._weights: list[float | None] = []
+        """What counts in each of the `_losses` of a user's function that returns sums and counts."""
+        self._finite_outputs: list[torch.Tensor] = []
+        """For each local step of a user's loss, a tensor that is True if the network's outputs are finite."""
+        self._has_gradients = False
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
@@ -112,6 +118,7 @@ class Method(ABC):
         self.subnet.begin_step(step, self.rate(step), self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.network, batch)
         minimised.backward()
+        self._require_gradients()
         self.before_update()
         self.subnet.end_step(step, self.rate(step))
         self.taken(loss, batch.examples)
@@ -119,6 +126,16 @@ class Method(ABC):
     def taken(self, loss: torch.Tensor, examples: int) -> None:
         self._losses.append(loss.detach())
         self.examples += examples
+
+    def _require_gradients(self) -> None:
+        """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local step."""
+        if self.task.of_trees and not self._has_gradients:
+            if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
+                raise ConfigError(
+                    f"{self.job.run.model.name}: the loss does not depend on the network: no parameter has a gradient. "
+                    "Compute the loss from the network's outputs."
+                )
+            self._has_gradients = True
 
     def rate(self, step: int) -> float:
         optimizer, run = self.job.optimizer, self.job.run
@@ -141,7 +158,8 @@ class Method(ABC):
 
         Raises Dropped or DivergedError on every rank, IstmpiError if ranks drew different deals.
         """
-        steps, began, complete, self._losses = self.steps(number), time.perf_counter(), True, []
+        steps, began, complete = self.steps(number), time.perf_counter(), True
+        self._losses, self._weights, self._finite_outputs = [], [], []
         with self.job.clock("compute"):
             for local_step in range(steps):
                 if self.leaves(local_step, steps):
@@ -190,13 +208,21 @@ class Method(ABC):
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the value that a local step minimises, and the loss on the batch's targets; equal by default."""
-        loss = self.loss(self._adjustment(self.forward(network, batch)), batch.targets)
+        outputs = self._adjustment(self.forward(network, batch))
+        if self.task.of_trees:
+            self._finite_outputs.append(all_finite(outputs))
+            return self.own_objective(self.task.losses(outputs, batch))
+        loss = self.loss(outputs, batch.targets)
+        return loss, loss
+
+    def own_objective(self, amounts: Mapping[str, Amount]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values of `objective` for the amounts of a user's loss: by default the sum of their means."""
+        loss = sum(amount.mean for amount in amounts.values())
+        self._weights.append(weight_of(amounts))
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
         """Return the task's loss; for a network with several exits, the weighted sum over the exits."""
-        if self.task.of_trees:
-            return self.task.loss(outputs, targets)
         return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
@@ -245,16 +271,19 @@ class Method(ABC):
         if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in trained):
             step = len(losses)
         self.job.stop.asked()
-        loss = float(losses.mean()) if len(losses) else None
-        untrained = number == 0 and step == 1 and bool(len(bad))
+        loss, weight = float(losses.mean()) if len(losses) else None, None
+        if self._weights and None not in self._weights:
+            loss, weight = weighted_mean(losses.tolist(), self._weights), sum(self._weights)
+        cause = self._cause(number, step) if len(bad) else ""
         later, deal = number + self._ahead, None
         if later not in self._deals and not (self._ahead > 1 and self.job.shares and self.job.shares.changing):
             with self.job.clock("deal"):
                 deal = self._drawn(later)
         digest = deal.digest if deal and deal.units else None
         with self.job.clock("wait"):
-            reports = self.job.communicator.allgather((loss, step, complete, self.job.stop.reason, untrained, digest))
-        means, bad_steps, done, reasons, untrained, digests = zip(*reports, strict=True)
+            report = loss, weight, step, complete, self.job.stop.reason, cause, digest
+            reports = self.job.communicator.allgather(report)
+        means, weights, bad_steps, done, reasons, causes, digests = zip(*reports, strict=True)
         if deal:
             self._keep(later, deal, digests)
         # The earliest step shows where it began: averaged gradients spread it to all ranks by the next step.
@@ -263,8 +292,7 @@ class Method(ABC):
             step, rank = min(diverged)
             setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
             cure = f"Lower {'the learning rate' if self.job.optimizer else setting}."
-            if any(untrained):
-                cure = "The first step failed: check the network's forward and the data."
+            cure = causes[rank] or max(causes) or cure
             error = DivergedError(
                 f"rank {rank}: the loss is no longer finite in round {number + 1}, local step {step}; the weights from "
                 f"before that round are kept. {cure}"
@@ -274,5 +302,29 @@ class Method(ABC):
         self.job.stop.settle(reasons)
         if not all(done):
             raise Dropped
+        if None not in weights:
+            self._loss = weighted_mean(means, weights)
+            return
         means = [mean for mean in means if mean is not None]
         self._loss = sum(means) / len(means) if means else math.nan
+
+    def _cause(self, number: int, step: int) -> str:
+        """Return a sentence on the cause of a loss that is not finite in a local step; empty for the usual cause."""
+        if self._finite_outputs and bool(self._finite_outputs[step - 1]):
+            return "The network's outputs are finite: check the loss function, which may divide by 0."
+        if number == 0 and step == 1:
+            return "The first step failed: check the network's forward and the data."
+        return ""
+
+
+def weight_of(amounts: Mapping[str, Amount]) -> float | None:
+    """Return how much counts in a user's loss: the count of a single pair; None for other forms."""
+    amount = next(iter(amounts.values()))
+    return None if len(amounts) > 1 or amount.is_mean else amount.count
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the mean of values by their weights; NaN if no weight is above 0."""
+    total = sum(weights)
+    counted = [value * weight for value, weight in zip(values, weights, strict=True) if weight]
+    return sum(counted) / total if total else math.nan

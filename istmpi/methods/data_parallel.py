@@ -1,12 +1,15 @@
 """Synchronous data parallel training: every rank has the whole network, and every step averages the gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from istmpi import rng
+from istmpi.amounts import Amount
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.engine.wire import forms_of
+from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.models.linear import linear_layers
@@ -19,6 +22,8 @@ class DataParallel(ReplicatedMethod):
         super().__init__(job)
         self._mean: MeanOverRanks | None = None
         self._vote: Callable[[], int] | None = None
+        self._counted: bool | None = None
+        """True if a user's loss returns sums and counts; None before the first step."""
 
     def begin(self, number: int) -> None:
         super().begin(number)
@@ -58,6 +63,31 @@ class DataParallel(ReplicatedMethod):
     def _add(self, name: str, gradient: torch.Tensor, made: int | None = None) -> None:
         if self.hands_over:
             self._mean.add(name, gradient, made)
+
+    def own_objective(self, amounts: Mapping[str, Amount]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values of `objective`. Pairs (sum, count) are weighed by the counts of all ranks' batches.
+
+        The mean of the ranks' gradients is then that of the joined batches. Raises ConfigError on every rank if the
+        user's loss returns pairs on some ranks only.
+        """
+        minimised, loss = super().own_objective(amounts)
+        counts = [amount.count for amount in amounts.values() if not amount.is_mean]
+        communicator = self.job.communicator
+        if self._counted is None:
+            with communicator.agreed():
+                lengths = communicator.allgather(len(counts))
+                if len(set(lengths)) > 1:
+                    raise ConfigError("the loss returns pairs (sum, count) on some ranks only. Return one form.")
+            self._counted = bool(counts)
+        if not counts:
+            return minimised, loss
+        with self.job.clock("all-reduce"):
+            totals = np.sum(communicator.allgather(counts), axis=0).tolist()
+        terms = []
+        for amount in amounts.values():
+            total = 0.0 if amount.is_mean else totals.pop(0)
+            terms.append(amount.value * (communicator.size / total) if total else amount.mean)
+        return sum(terms), loss
 
     def before_update(self) -> None:
         for name, parameter in self.subnet.network.named_parameters():

@@ -1,7 +1,6 @@
 """Scores the full network by a user's function, and calibrates batch normalisations with it."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from istmpi import rng
+from istmpi.amounts import amounts_in
 from istmpi.data.callable.split import drawing
 from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError
@@ -51,9 +51,9 @@ class Scoring:
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
                     returned = score(full.module, self._here(batch))
-                    named = returned if isinstance(returned, Mapping) else {"": returned}
-                    values = {name: _sum_of(value, examples_in(batch)) for name, value in named.items()}
-                    if sums and tuple not in map(type, named.values()):
+                    amounts = amounts_in(returned, examples_in(batch), "the score")
+                    values = {name: np.array([each.total, each.count]) for name, each in amounts.items()}
+                    if sums and all(each.is_mean for each in amounts.values()):
                         self._look_at(batch)
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
@@ -132,19 +132,3 @@ class Scoring:
                 "the network has batch normalisations, whose moments are unknown after this round. Call evaluate with "
                 "calibrate=, a loader of training data, and a score that passes its batches through the network."
             )
-
-
-def _sum_of(score: Any, rows: int) -> np.ndarray:
-    """Return the sum of a score over a batch's examples, and their number."""
-    if isinstance(score, tuple) and len(score) == 2:
-        return np.array([_number(score[0]), int(_number(score[1]))])
-    return np.array([_number(score) * rows, rows])
-
-
-def _number(value: Any) -> float:
-    with suppress(TypeError, ValueError, RuntimeError):
-        return float(value)
-    what = f"{value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise ConfigError(
-        f"the score is {what}; it must be one number for a batch, a pair (sum, number), or a dict of these."
-    )

@@ -117,7 +117,8 @@ class Training(Prepared):
                 self.arrange(max(self.rounds_done - 1, 0))
                 return self.evaluator.score(split)
             except DivergedError as error:
-                error.args = (f"{error} {self.position}; its weights are kept. Lower optimizer.lr.",)
+                cure = "" if error.of_function else " Lower optimizer.lr."
+                error.args = (f"{error} {self.position}; its weights are kept.{cure}",)
                 raise
 
     def arrange(self, number: int) -> None:

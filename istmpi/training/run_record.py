@@ -72,6 +72,8 @@ class RunRecord:
                 if len(self._folder.pending) == 1:
                     self.note(f"{error} The run continues and keeps its metrics in memory.")
             self._watch.progressed(progress)
+            if note := training.evaluator.take_note():
+                self.note(note)
         if settings.best and progress.validation and training.best.round == progress.round:
             with training.clock("save"):
                 self._require_lock()

@@ -830,12 +830,22 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp, every):
 
 @pytest.mark.parametrize(
     "score, what",
-    [(torch.zeros(3), "3 numbers"), ({"a": torch.zeros(2)}, "2 numbers"), ((1.0, torch.ones(2)), "2 numbers")]
-    + [(None, "NoneType"), ("good", "str"), ([0.5], "list")],
+    [
+        (torch.zeros(3), " returns a value of shape (3,) and type float32; it must"),
+        ({"a": torch.zeros(2)}, ": a returns a value of shape (2,)"),
+        ((1.0, torch.ones(2)), ": its count returns a value of shape (2,)"),
+        (None, " returns a value of type NoneType; it must return one number (the mean over a batch"),
+        ("good", " returns a value of type str"),
+        ([0.5], " returns a value of type list"),
+        (torch.tensor(1j), " returns a value of shape () and type complex64"),
+        ({1: 0.5}, " returns a dict with the key 1; its keys must be names"),
+        ({}, " returns an empty dict"),
+        ((1.0, float("nan")), " returns a pair (sum, count) with the count nan"),
+    ],
 )
 def test_a_score_is_one_number(comm, score, what):
     job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS)
-    with pytest.raises(ConfigError, match=f"the score is {what}; it must be one number for a batch, a pair"):
+    with pytest.raises(ConfigError, match=re.escape(f"the score{what}")):
         job.evaluate(lambda module, batch: score, [EXAMPLE] * 9)
     with pytest.raises(ConfigError, match="the score f1 has 0 examples in all batches"):
         job.evaluate(lambda module, batch: {"f1": (1, 0), "one": 1.0}, [EXAMPLE] * 9)

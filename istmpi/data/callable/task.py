@@ -7,17 +7,28 @@ targets decides what is missing.
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
 import torch
 
-from istmpi.code import short
+from istmpi.amounts import Amount, amounts_in
+from istmpi.code import calling
 from istmpi.data.batch import Batch
+from istmpi.data.callable.halves import halves_of, joined_rows
+from istmpi.data.callable.split import drawing
+from istmpi.data.dataset import same_form
 from istmpi.errors import ConfigError
+from istmpi.foreign import printable
 from istmpi.tasks import LOWER, Classification, OwnTask, Regression, higher_is_better
+from istmpi.trees import tensors_of
 
 Function = Callable[[Any, Any], Any]
+Amounts = Callable[[Any, Batch], dict[str, Amount]]
+
+LEFT_OUT = -100
+"""The integer target that the default loss and score leave out, as torch's cross-entropy does."""
 
 
 class RegressionAsItIs(Regression):
@@ -27,45 +38,57 @@ class RegressionAsItIs(Regression):
 
 
 class _Task(OwnTask):
-    points: Function
+    own: Mapping[str, Amounts]
+    """The user's functions, or the default ones, that can be tried on half a batch: a name and a function."""
 
     @classmethod
-    @torch.no_grad()
-    def totals(cls, outputs: Any, batch: Batch) -> tuple[float, int, float]:
-        loss, score = (float(each(outputs, batch.targets)) for each in (cls.loss, cls.points))
-        return loss * batch.examples, batch.examples, score * batch.examples
+    def no_means(cls, scored: list[tuple[Any, Batch]]) -> str:
+        outputs, batch = scored[-1]
+        if batch.examples == 1 and len(scored) > 1:
+            outputs, batch = joined_rows(*scored[-2:]) or (outputs, batch)
+        for subject, function in cls.own.items():
+            if not is_mean(function, outputs, batch):
+                return (
+                    f"{subject} is not a mean over rows: two halves of a batch do not average to the whole batch. Its "
+                    "average over batches depends on evaluate.batch and on the ranks. Return a pair (sum, count)."
+                )
+        return ""
 
 
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages. Raises ConfigError if a function does not take (outputs, batch).
+    The keys of ``holders`` are names for messages; None counts as missing. Raises ConfigError if a function does not
+    take (outputs, batch).
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
-        if not callable(function := getattr(holder, name, None)):
+        function = getattr(holder, name, None)
+        if function is None:
             continue
+        if not callable(function):
+            raise ConfigError(f"{place}: {name} = {function!r:.60} must be a function of (outputs, batch).")
         try:
             inspect.signature(function).bind(None, None)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{place}: {name} must take exactly (outputs, batch); in a class make it a @staticmethod."
             ) from error
-        functions[name] = _checked(f"{place}: {name}", function), holder
+        functions[name] = f"{place}: {name}", function, holder
     return functions
 
 
 def kind_of(target: Any) -> str:
     """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
-    if not isinstance(target, torch.Tensor) or target.dtype == torch.bool:
+    if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
         return str(getattr(target, "dtype", type(target).__name__))
     return "float" if target.is_floating_point() else "integer"
 
 
-def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source: str) -> type[OwnTask]:
+def own_task(functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str) -> type[OwnTask]:
     """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises ConfigError."""
-    (loss, _), (score, holder) = functions.get("loss", (None, None)), functions.get("score", (None, None))
-    if not loss:
+    found, holder = dict(functions), functions["score"][2] if "score" in functions else None
+    if "loss" not in found:
         kind = kind_of(target)
         if kind not in ("integer", "float"):
             raise ConfigError(
@@ -74,42 +97,110 @@ def own_task(functions: Mapping[str, tuple[Function, Any]], target: Any, source:
             )
         default = _Integers if kind == "integer" else _Floats
         holder = holder or default
-        loss = _checked(f"{source}: the loss of {kind} targets", default.loss)
-        score = score or _checked(f"{source}: the score of {kind} targets", holder.score)
-    name = getattr(holder, "score_name", "score" if score else "loss")
-    higher = getattr(holder, "higher_is_better", bool(score) and higher_is_better(name))
-    facts = {"loss": staticmethod(loss), "points": staticmethod(score or loss), "higher_is_better": higher}
-    return type("OwnTask", (_Task,), {**facts, "score": name + LOWER * (not higher and higher_is_better(name))})
+        found["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
+        found.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
+    name, higher = _score_facts(holder, source, "score" in found)
+    own = {found[each][0]: _amounts(*found[each][:2]) for each in ("loss", "score") if each in found}
+    losses, *scores = own.values()
+    facts = {"losses": staticmethod(losses), "scores": staticmethod(scores[0]) if scores else None, "own": own}
+    score = name + LOWER * (not higher and higher_is_better(name))
+    return type("OwnTask", (_Task,), {**facts, "score": score, "higher_is_better": higher})
 
 
-def _checked(subject: str, function: Function) -> Function:
-    """Return a checked ``function``: ConfigError if it fails, returns no single number or, in training, no gradient."""
+def _score_facts(holder: Any, source: str, has_score: bool) -> tuple[str, bool]:
+    """Return the name of the score and its direction, as ``holder``, a class or module, says them."""
+    place = getattr(holder, "__name__", source)
+    name = getattr(holder, "score_name", "score" if has_score else "loss")
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"{place}: score_name = {name!r:.60} must be a text.")
+    higher = getattr(holder, "higher_is_better", has_score and higher_is_better(name))
+    if not isinstance(higher, bool):
+        raise ConfigError(f"{place}: higher_is_better = {higher!r:.60} must be True or False.")
+    return printable(name), higher
 
-    def checked(outputs: Any, batch: Any) -> Any:
-        try:
-            value = function(outputs, batch)
-        except Exception as error:
-            raise ConfigError(f"{subject} fails: {short(error)}.") from error
-        if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
-            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ConfigError(f"{subject} returns a value of {what}; it must return one number, the mean over a batch.")
-        if torch.is_grad_enabled() and not getattr(value, "requires_grad", False):
+
+def _amounts(subject: str, function: Function) -> Amounts:
+    """Return a function of (outputs, `Batch`) that returns the amounts of a user's function.
+
+    It raises ConfigError if the user's function fails, returns another form than before or, in training, no gradient.
+    """
+    forms: list[list[tuple[str, bool]]] = []
+
+    def amounts(outputs: Any, batch: Batch) -> dict[str, Amount]:
+        with calling(subject):
+            returned = function(outputs, batch.targets)
+        named = amounts_in(returned, batch.examples, subject)
+        form = [(name, amount.is_mean) for name, amount in named.items()]
+        forms[1:] = [form]
+        if forms[0] != form:
+            raise ConfigError(f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} before.")
+        if any(amount.is_mean for amount in named.values()):
+            _require_rows(subject, batch)
+        if torch.is_grad_enabled() and not any(_has_gradient(amount.value) for amount in named.values()):
             raise ConfigError(f"{subject} has no gradient. Compute it from outputs that are not detached.")
-        return value
+        return named
 
-    return checked
+    return amounts
+
+
+def _in_words(form: list[tuple[str, bool]]) -> str:
+    return ", ".join(f"{name or 'the value'} as a {'number' if is_mean else 'pair'}" for name, is_mean in form)
+
+
+def _has_gradient(value: Any) -> bool:
+    return getattr(value, "requires_grad", False)
+
+
+def _require_rows(subject: str, batch: Batch) -> None:
+    """Raise ConfigError if a collate function made another number of rows: a mean over them cannot be weighed."""
+    shapes = [tensor.shape for tensor in tensors_of(batch.targets) if tensor.ndim]
+    firsts = {shape[0] for shape in shapes}
+    if len(firsts) == 1 and not any(batch.examples in shape[:2] for shape in shapes):
+        raise ConfigError(
+            f"{subject} returns a mean over rows, but the collate function made {firsts.pop()} rows of "
+            f"{batch.examples} examples. Return a pair (sum, count)."
+        )
+
+
+def is_mean(amounts: Amounts, outputs: Any, batch: Batch) -> bool:
+    """Return False if a function's numbers of two halves of a batch do not average to those of the whole batch.
+
+    The result is True if the batch cannot be halved, if numbers have 16 bits, or if the function fails on a half or
+    draws random numbers.
+    """
+    halves = halves_of(outputs, batch)
+    if not halves or any(x.is_floating_point() and x.element_size() < 4 for x in tensors_of(outputs)):
+        return True
+    calls = [(outputs, batch), (outputs, batch), *halves]
+    with drawing(), suppress(ConfigError):
+        whole, again, *parts = [amounts(*each) for each in calls]
+        for name, amount in whole.items():
+            totals = [part[name].total for part in parts]
+            near = 1e-4 * sum(map(abs, totals)) + 1e-6
+            repeats = amount.total == again[name].total
+            if amount.is_mean and repeats and abs(sum(totals) - amount.total) > near:
+                return False
+    return True
 
 
 class _Integers:
     score_name = Classification.score
 
     @staticmethod
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return Classification.loss(outputs, batch[1].long())
+    def loss(outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = _Integers.targets(batch)
+        return Classification.loss(outputs, targets, "sum"), (targets != LEFT_OUT).sum()
 
     @staticmethod
-    def score(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return Classification.right(outputs, batch[1]).double().mean()
+    def score(outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = _Integers.targets(batch)
+        counts = targets != LEFT_OUT
+        return (Classification.right(outputs, targets) & counts).sum(), counts.sum()
+
+    @staticmethod
+    def targets(batch: Any) -> torch.Tensor:
+        _require_kind(batch[1], "integer")
+        return batch[1].long()
 
 
 class _Floats:
@@ -117,8 +208,27 @@ class _Floats:
 
     @staticmethod
     def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return Regression.loss(outputs, batch[1].reshape(outputs.shape))
+        return Regression.loss(outputs, _Floats.targets(outputs, batch))
 
     @staticmethod
     def score(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return (outputs - batch[1].reshape(outputs.shape)).abs().mean()
+        return (outputs - _Floats.targets(outputs, batch)).abs().mean()
+
+    @staticmethod
+    def targets(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        """Return a batch's targets in the shape of the outputs. Raises ConfigError if the order of the axes differs."""
+        target = batch[1]
+        _require_kind(target, "float")
+        if target.shape[:1] != outputs.shape[:1] or not same_form(target.shape[1:], outputs.shape[1:]):
+            raise ConfigError(
+                f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(target.shape)}. "
+                "Give both the same shape, or write loss(outputs, batch)."
+            )
+        return target.reshape(outputs.shape)
+
+
+def _require_kind(target: Any, kind: str) -> None:
+    if kind_of(target) != kind:
+        raise ConfigError(
+            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of one type."
+        )

@@ -1,0 +1,81 @@
+"""The values of a user's loss and score: a mean over a batch's rows, a pair (sum, count), or a dict of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from istmpi.errors import ConfigError
+
+FORMS = "one number (the mean over a batch's rows), a pair (sum, count) or a dict of these"
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A mean over ``count`` things, or their sum: the rows of a batch, its tokens, or their weights."""
+
+    value: Any
+    """A number, or a tensor of one number with its gradient."""
+    count: float
+    is_mean: bool
+    """True if ``value`` is a mean, and ``count`` the number of the batch's rows. False if ``value`` is a sum."""
+
+    @property
+    def mean(self) -> Any:
+        """The mean, with its gradient; 0 if nothing counts."""
+        if self.is_mean:
+            return self.value
+        return self.value / self.count if self.count else self.value * 0
+
+    @property
+    def total(self) -> float:
+        value = float(self.value.detach() if hasattr(self.value, "detach") else self.value)
+        return value * self.count if self.is_mean else value
+
+
+def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
+    """Return the amounts that a user's function returned for a batch of ``rows``, by their names ("" without a dict).
+
+    Raises ConfigError, which begins with ``subject``, for other forms, other than real numbers, or a wrong count.
+    """
+    named = returned if isinstance(returned, Mapping) else {"": returned}
+    if not named:
+        raise ConfigError(f"{subject} returns an empty dict; it must return {FORMS}.")
+    amounts = {}
+    for name, value in named.items():
+        if not isinstance(name, str) or (not name and isinstance(returned, Mapping)):
+            raise ConfigError(f"{subject} returns a dict with the key {name!r:.40}; its keys must be names.")
+        its = f"{subject}: {name}" if name else subject
+        if type(value) is tuple and len(value) == 2:
+            amounts[name] = Amount(_number(value[0], its), _count(value[1], its), False)
+        else:
+            amounts[name] = Amount(_number(value, its), rows, True)
+    return amounts
+
+
+def _number(value: Any, subject: str) -> Any:
+    """Return a number, or a tensor of one number, as it is. Raises ConfigError for all other values."""
+    with suppress(Exception):  # a user's object may raise anything
+        if isinstance(value, int | float):
+            return value
+        if value.shape == () and not getattr(value, "is_meta", False) and "complex" not in str(value.dtype):
+            return value
+    raise ConfigError(f"{subject} returns {_described(value)}; it must return {FORMS}.")
+
+
+def _count(value: Any, subject: str) -> float:
+    count = float(_number(value, f"{subject}: its count"))
+    if not isfinite(count) or count < 0:
+        raise ConfigError(f"{subject} returns a pair (sum, count) with the count {count:g}; it must be at least 0.")
+    return count
+
+
+def _described(value: Any) -> str:
+    """Describe a value by its type, and a tensor or array by its type and shape."""
+    with suppress(Exception):
+        if hasattr(value, "dtype"):
+            return f"a value of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,70 @@
+"""The two halves of a batch with its outputs, to see whether a user's function is a mean over rows."""
+
+from typing import Any
+
+import torch
+
+from istmpi.data.batch import Batch
+
+
+class _Indivisible(Exception):
+    """Raised for a leaf without a row for each example."""
+
+
+def halves_of(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
+    """Return (outputs, batch) of the first and of the second half of the rows; [] if there are no such halves.
+
+    Each tensor, and each list of texts or numbers, must have a row for each example.
+    """
+    rows = batch.examples
+    parts = [slice(0, rows // 2), slice(rows // 2, rows)] if rows > 1 else []
+    try:
+        return [
+            (_rows_of(outputs, part, rows), Batch((), _rows_of(batch.targets, part, rows), part.stop - part.start))
+            for part in parts
+        ]
+    except _Indivisible:
+        return []
+
+
+def joined_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[Any, Batch] | None:
+    """Return (outputs, batch) of the rows of two batches; None if they cannot be joined."""
+    rows = first[1].examples, second[1].examples
+    try:
+        outputs, targets = _join(first[0], second[0], *rows), _join(first[1].targets, second[1].targets, *rows)
+    except _Indivisible:
+        return None
+    return outputs, Batch((), targets, sum(rows))
+
+
+def _join(first: Any, second: Any, *rows: int) -> Any:
+    """Join the rows of two trees. Raises _Indivisible if they differ in form, or a leaf has another number of rows."""
+    both = first, second
+    if type(first) is not type(second):
+        raise _Indivisible
+    if isinstance(first, torch.Tensor):
+        if tuple(tensor.shape[:1] for tensor in both) != tuple((count,) for count in rows):
+            raise _Indivisible
+        if first.shape[1:] != second.shape[1:]:
+            raise _Indivisible
+        return torch.cat(both)
+    if type(first) is dict and first.keys() == second.keys():
+        return {name: _join(first[name], second[name], *rows) for name in first}
+    if type(first) in (list, tuple) and not any(isinstance(value, str) for value in first):
+        return type(first)(_join(*pair, *rows) for pair in zip(first, second, strict=True))
+    raise _Indivisible
+
+
+def _rows_of(tree: Any, part: slice, rows: int) -> Any:
+    """Return a part of the rows of each leaf of a tree. Raises _Indivisible if a leaf has another number of rows."""
+    if isinstance(tree, torch.Tensor):
+        if not tree.ndim or len(tree) != rows:
+            raise _Indivisible
+        return tree[part]
+    if type(tree) is dict:
+        return {name: _rows_of(value, part, rows) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        if len(tree) == rows and not any(isinstance(value, torch.Tensor) for value in tree):
+            return tree[part]
+        return type(tree)(_rows_of(value, part, rows) for value in tree)
+    raise _Indivisible
