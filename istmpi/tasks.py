@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 from istmpi.multilabel import AT, Labels, losses_of, ranked_first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
-
-    from istmpi.amounts import Amount
-    from istmpi.data.batch import Batch
 
 
 CLASSIFICATION = "classification"
@@ -269,7 +266,7 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A user's loss and score, as `amounts` of a batch (`istmpi.data.callable.task`).
+    """A user's loss and score, as amounts of a batch (`istmpi.amounts`, `istmpi.data.callable.task`).
 
     A program (`istmpi.Distributed`) computes both, not this class.
     """
@@ -277,13 +274,16 @@ class OwnTask(Task):
     score = "score"
     inputs = "of a program"
     of_trees = True
-    losses: Callable[[Any, Batch], dict[str, Amount]]
+    losses: Callable[[Any, Any], dict[str, Any]]
     """A function of (outputs, batch) that returns the loss's amounts; the loss is the sum of their means."""
-    scores: Callable[[Any, Batch], dict[str, Amount]] | None
-    """The same for the score, whose first amount is the run's score; None if the loss is the score."""
+    scores: Callable[[Any, Any], dict[str, Any]] | None
+    """A function like `losses` for the score, whose first amount is the run's score; None if the loss is the score."""
+
+    functions: Mapping[str, Callable[[Any, Any], dict[str, Any]]]
+    """Both functions by their names for messages."""
 
     @classmethod
-    def no_means(cls, scored: list[tuple[Any, Batch]]) -> str:
+    def no_means(cls, scored: list[tuple[Any, Any]]) -> str:
         """Return a sentence on a function whose numbers depend on the size of a batch; empty if there is none.
 
         ``scored``: pairs (outputs, batch) of an evaluation's first batches. The last pair is halved. If it has a single

@@ -80,8 +80,8 @@ class OwnSums:
     def _fault_in(self, outputs: Any, batch: Batch) -> str:
         if not bool(all_finite(outputs)):
             return OUTPUTS
-        for function in self._task.own:
-            for name, amount in self._task.own[function](outputs, batch).items():
+        for function in self._task.functions:
+            for name, amount in self._task.functions[function](outputs, batch).items():
                 if not isfinite(amount.total):
                     its = f"{function}: {name}" if name else function
                     return (

@@ -76,9 +76,11 @@ class Method(ABC):
         self._loss = math.nan
         self._losses: list[torch.Tensor] = []
         self._weights: list[float | None] = []
-        """What counts in each of the `_losses` of a user's function that returns sums and counts."""
+        """The count of each of `_losses`, if a user's function returns sums and counts; otherwise None."""
+        self._amounts: Mapping[str, Amount] = {}
+        """The amounts of a user's loss in the last local step; empty for other losses."""
         self._finite_outputs: list[torch.Tensor] = []
-        """For each local step of a user's loss, a tensor that is True if the network's outputs are finite."""
+        """A tensor for each local step with a user's loss: True if the network's outputs are finite."""
         self._has_gradients = False
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
@@ -211,14 +213,11 @@ class Method(ABC):
         outputs = self._adjustment(self.forward(network, batch))
         if self.task.of_trees:
             self._finite_outputs.append(all_finite(outputs))
-            return self.own_objective(self.task.losses(outputs, batch))
-        loss = self.loss(outputs, batch.targets)
-        return loss, loss
-
-    def own_objective(self, amounts: Mapping[str, Amount]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the values of `objective` for the amounts of a user's loss: by default the sum of their means."""
-        loss = sum(amount.mean for amount in amounts.values())
-        self._weights.append(weight_of(amounts))
+            self._amounts = self.task.losses(outputs, batch)
+            self._weights.append(weight_of(self._amounts))
+            loss = sum(amount.mean for amount in self._amounts.values())
+        else:
+            loss = self.loss(outputs, batch.targets)
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """Synchronous data parallel training: every rank has the whole network, and every step averages the gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import nn
 
 from istmpi import rng
-from istmpi.amounts import Amount
 from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.data.batch import Batch
 from istmpi.engine.wire import forms_of
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
@@ -64,14 +65,16 @@ class DataParallel(ReplicatedMethod):
         if self.hands_over:
             self._mean.add(name, gradient, made)
 
-    def own_objective(self, amounts: Mapping[str, Amount]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the values of `objective`. Pairs (sum, count) are weighed by the counts of all ranks' batches.
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values of `Method.objective`. A user's pairs (sum, count) are weighed by all ranks' counts.
 
         The mean of the ranks' gradients is then that of the joined batches. Raises ConfigError on every rank if the
         user's loss returns pairs on some ranks only.
         """
-        minimised, loss = super().own_objective(amounts)
-        counts = [amount.count for amount in amounts.values() if not amount.is_mean]
+        minimised, loss = super().objective(network, batch)
+        if not self._amounts:
+            return minimised, loss
+        counts = [amount.count for amount in self._amounts.values() if not amount.is_mean]
         communicator = self.job.communicator
         if self._counted is None:
             with communicator.agreed():
@@ -84,7 +87,7 @@ class DataParallel(ReplicatedMethod):
         with self.job.clock("all-reduce"):
             totals = np.sum(communicator.allgather(counts), axis=0).tolist()
         terms = []
-        for amount in amounts.values():
+        for amount in self._amounts.values():
             total = 0.0 if amount.is_mean else totals.pop(0)
             terms.append(amount.value * (communicator.size / total) if total else amount.mean)
         return sum(terms), loss

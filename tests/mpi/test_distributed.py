@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 from contextlib import nullcontext
 

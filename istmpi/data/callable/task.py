@@ -38,7 +38,7 @@ class RegressionAsItIs(Regression):
 
 
 class _Task(OwnTask):
-    own: Mapping[str, Amounts]
+    functions: Mapping[str, Amounts]
     """The user's functions, or the default ones, that can be tried on half a batch: a name and a function."""
 
     @classmethod
@@ -46,7 +46,7 @@ class _Task(OwnTask):
         outputs, batch = scored[-1]
         if batch.examples == 1 and len(scored) > 1:
             outputs, batch = joined_rows(*scored[-2:]) or (outputs, batch)
-        for subject, function in cls.own.items():
+        for subject, function in cls.functions.items():
             if not is_mean(function, outputs, batch):
                 return (
                     f"{subject} is not a mean over rows: two halves of a batch do not average to the whole batch. Its "
@@ -87,8 +87,8 @@ def kind_of(target: Any) -> str:
 
 def own_task(functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str) -> type[OwnTask]:
     """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises ConfigError."""
-    found, holder = dict(functions), functions["score"][2] if "score" in functions else None
-    if "loss" not in found:
+    used, holder = dict(functions), functions["score"][2] if "score" in functions else None
+    if "loss" not in used:
         kind = kind_of(target)
         if kind not in ("integer", "float"):
             raise ConfigError(
@@ -97,14 +97,22 @@ def own_task(functions: Mapping[str, tuple[str, Function, Any]], target: Any, so
             )
         default = _Integers if kind == "integer" else _Floats
         holder = holder or default
-        found["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
-        found.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
-    name, higher = _score_facts(holder, source, "score" in found)
-    own = {found[each][0]: _amounts(*found[each][:2]) for each in ("loss", "score") if each in found}
-    losses, *scores = own.values()
-    facts = {"losses": staticmethod(losses), "scores": staticmethod(scores[0]) if scores else None, "own": own}
-    score = name + LOWER * (not higher and higher_is_better(name))
-    return type("OwnTask", (_Task,), {**facts, "score": score, "higher_is_better": higher})
+        used["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
+        used.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
+    name, higher = _score_facts(holder, source, "score" in used)
+    losses = _amounts(*used["loss"][:2])
+    scores = _amounts(*used["score"][:2]) if "score" in used else None
+    functions_by_name = {used["loss"][0]: losses}
+    if scores:
+        functions_by_name[used["score"][0]] = scores
+    facts = {
+        "losses": staticmethod(losses),
+        "scores": staticmethod(scores) if scores else None,
+        "functions": functions_by_name,
+        "score": name + LOWER * (not higher and higher_is_better(name)),
+        "higher_is_better": higher,
+    }
+    return type("OwnTask", (_Task,), facts)
 
 
 def _score_facts(holder: Any, source: str, has_score: bool) -> tuple[str, bool]:
