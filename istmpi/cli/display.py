@@ -99,8 +99,8 @@ class TrainingDisplay(Watch):
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         facts = banner(training, folder, saver)
         self._print_facts(facts)
-        if self._showing.quiet and "narrow" in facts:
-            self.noticed(f"warning: {facts['narrow']}")
+        if self._showing.quiet and "widths" in facts:
+            self.noticed(f"warning: {facts['widths']}")
         self._follow(training)
 
     def _follow(self, training: Training, title: str = "round") -> None:

@@ -83,5 +83,5 @@ def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]]
         "memory_of_largest_rank": asdict(largest.memory),
         "memory_of_one_process": asdict(single.memory),
         "phases": phase_figures,
-        "warning": tables.too_narrow(network, first.held),
+        "warning": tables.warn_of_widths(network, first.held),
     }

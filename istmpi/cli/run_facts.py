@@ -56,7 +56,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "images": training.plan_of_sizes if run.train.resolution else "",
         "lr": schedules.in_words(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{', '.join(plan.groups) or 'nothing'}; each rank trains {number(plan.largest.elements)} weights",
-        "narrow": tables.too_narrow(network, plan.held).removeprefix("warning: "),
+        "widths": tables.warn_of_widths(network, plan.held).removeprefix("warning: "),
         "evaluation": _evaluations(training),
         "checkpoint": f"{every}, writer {saver.writer}{behind}",
         "traffic": f"{size(plan.round_bytes)} a round over all ranks",

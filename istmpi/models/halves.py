@@ -11,6 +11,7 @@ of each unit. Otherwise its sums cannot be scaled.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -76,7 +77,7 @@ class _Proof:
             if problem:
                 unscaled[problem] = (*unscaled.get(problem, ()), width)
         table = replace(table, unscaled=unscaled)
-        together = [width for width in table.dealt if width in lengths]
+        together = [width for width in table.dealt if width in lengths and width not in table.fading]
         if len(together) > 1:
             twins = self._trial(table, lengths, together)
             if twins and not twins.obey(table, together):
@@ -115,23 +116,27 @@ class _Proof:
     def _with_right_powers(self, table: Table, lengths: Mapping[str, int], width: str) -> tuple[Table, str]:
         """Return the table with right powers of a width's share, or the problem if there are none."""
         twins = self._trial(table, lengths, [width])
-        if twins is None or twins.obey(table, [width]) or self._fades(twins, table, width):
+        if twins is None or twins.obey(table, [width]):
             return table, ""
         for powers in itertools.islice(_choices(table, self._means, width), TRIES):
             changed = _with_powers(table, width, powers)
             if twins.obey(changed, [width]) and twins.obey(changed, [width], MORE_COPIES):
                 return changed, ""
-        return (
-            table,
-            f"{_places(table, self._means, width)}: two equal halves {_changed_by(twins.deviation(table, [width]))}",
-        )
+        deviation = twins.deviation(table, [width])
+        wider = WIDER * twins.lengths[width]
+        if FADED * self._deviation_at(twins, table, width, wider) < deviation:
+            half = max(min(lengths[width] // COPIES, wider), 1)
+            return replace(table, fading={**table.fading, width: self._deviation_at(twins, table, width, half)}), ""
+        return table, f"{_places(table, self._means, width)}: two equal halves {_changed_by(deviation)}"
 
-    def _fades(self, twins: Twins, table: Table, width: str) -> bool:
-        """Return True if the deviation is of the order 1/n: a unit that leaves itself out, a deviation with n - 1."""
-        wider = {**twins.lengths, width: WIDER * twins.lengths[width]}
+    def _deviation_at(self, twins: Twins, table: Table, width: str, units: int) -> float:
+        """Return the deviation with this number of units, or infinity if the network cannot have them.
+
+        It fades if the exact factor differs by 1/n: a unit that leaves itself out, a deviation with n - 1.
+        """
         with suppress(ConfigError):
-            return FADED * self._at(wider).deviation(table, [width]) < twins.deviation(table, [width])
-        return False
+            return self._at({**twins.lengths, width: units}).deviation(table, [width])
+        return math.inf
 
 
 class Twins:

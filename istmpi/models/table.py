@@ -166,6 +166,8 @@ class Table:
     """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their sums."""
+    fading: Mapping[str, float] = field(default_factory=dict)
+    """The groups whose deviation from the law fades as 1/n, with the deviation of a half, of 32 units at most."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]

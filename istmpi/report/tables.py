@@ -97,8 +97,20 @@ FEW_UNITS, FEW_CHANNELS = 16, 256
 """The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no warning."""
 
 
-def too_narrow(network: Architecture, held: Holdings) -> str:
-    """Return a warning if subnets are too narrow to learn well; else an empty text."""
+def warn_of_widths(network: Architecture, held: Holdings) -> str:
+    """Return a warning if subnets are too narrow to learn well, or if factors are not exact; else an empty text."""
+    warnings = [_too_narrow(network, held)]
+    for group, deviation in network.table.fading.items():
+        if group in held.groups and held.ranks > 1:
+            warnings.append(
+                f"sums over units of {group} have no exact factor: equal halves differ by "
+                f"{deviation:.1%}. This is less with more units."
+            )
+    text = " ".join(filter(None, warnings))
+    return f"warning: {text}" if text else ""
+
+
+def _too_narrow(network: Architecture, held: Holdings) -> str:
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
@@ -114,11 +126,11 @@ def too_narrow(network: Architecture, held: Holdings) -> str:
         if {*network.groups} - network.table.residual.keys():
             cure = "Deal out a width inside its blocks (method.partition)"
         return (
-            f"warning: only {name} is dealt out, a residual stream of {units} channels: subnets learn little. {cure}, "
+            f"only {name} is dealt out, a residual stream of {units} channels: subnets learn little. {cure}, "
             "or use local-sgd."
         )
     return (
-        f"warning: on {held.ranks} ranks, a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet "
+        f"on {held.ranks} ranks, a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet "
         "learns little. Use fewer ranks or more units."
     ) * (fewest < FEW_UNITS)
 

@@ -98,6 +98,7 @@ def own(tmp_path_factory):
 def test_a_deviation_that_fades_with_the_width_is_no_fault(kind, own):
     table = own(kind)
     assert not table.unscaled and table.dealt == ("units",)
+    assert 0 < table.fading["units"] < 0.2
 
 
 def test_a_power_that_is_not_tried_is_refused_with_the_sum_and_the_deviation(own):

@@ -105,14 +105,14 @@ def command(
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
     from istmpi.cost.holdings import Holdings
     from istmpi.models.table import flops
-    from istmpi.report.tables import too_narrow
+    from istmpi.report.tables import warn_of_widths
 
     table, dealt = network.table, network.table.dealt
     possible = [count for count in counts if all(network.lengths[name] >= count for name in dealt)]
     holdings = {count: Holdings(network.parameters, network.lengths, dealt, count) for count in [1, *possible]}
     largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
     held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
-    warnings = (too_narrow(network, holdings[count]) for count in possible)
+    warnings = (warn_of_widths(network, holdings[count]) for count in possible)
     unscaled = {name: place for place, names in table.unscaled.items() for name in names}
     products = {count: float(flops(table.operators, part.lengths)) for count, part in largest.items()}
     return {
