@@ -25,6 +25,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.tasks import OWN
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]
+"""The files to write by their names, each with a function that writes it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def export(
 ) -> Export:
     """Write a checkpoint's network as ``form``, next to the checkpoint unless a ``target`` is given.
 
+    The torch form has no program if PyTorch cannot trace the network; the result's note then says why.
     ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has changed since training is
     refused unless ``with_changed_source``. Raises DataError for an unusable checkpoint or data, ConfigError if ``form``
     does not fit, OutputError if a file cannot be written.
@@ -101,7 +103,8 @@ def export(
                 f"--model {model}: {note}, but its computation may differ. Give the source it was trained "
                 "with, or use this source with --changed-source."
             )
-        parts = parts_of(Content(checkpoint, network, _state(checkpoint, network, calibrate_on, model)), target.name)
+        state = _state(checkpoint, network, calibrate_on, model)
+        parts, missing = parts_of(Content(checkpoint, network, state), target.name)
         files = [target.with_name(name) for name in parts]
         for file in files:
             require_free(file, force)
@@ -111,7 +114,7 @@ def export(
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
     size = sum(file.stat().st_size for file in files)
-    return Export(files[0], size, next(iter(files[1:]), None), note)
+    return Export(files[0], size, next(iter(files[1:]), None), " ".join(filter(None, [note and f"{note}.", missing])))
 
 
 def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None) -> State:
@@ -149,7 +152,7 @@ ONNX_LIMIT = 2**31 - 2**20
 """The most bytes of tensors in an ONNX file, which is one message of at most 2 GiB with its graph."""
 
 
-def _safetensors(content: Content, name: str) -> Parts:
+def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
     content.require_state()
     for key, values in content.state.tensors.items():
         if values.dtype not in _SAFETENSORS:
@@ -171,10 +174,10 @@ def _safetensors(content: Content, name: str) -> Parts:
             for chunk in values.chunks():
                 file.write(chunk)
 
-    return {name: write}
+    return {name: write}, ""
 
 
-def _npz(content: Content, name: str) -> Parts:
+def _npz(content: Content, name: str) -> tuple[Parts, str]:
     content.require_state()
     metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
 
@@ -189,35 +192,41 @@ def _npz(content: Content, name: str) -> Parts:
                     for chunk in values.chunks():
                         entry.write(chunk)
 
-    return {name: write}
+    return {name: write}, ""
 
 
-def _torch(content: Content, name: str) -> Parts:
+def _torch(content: Content, name: str) -> tuple[Parts, str]:
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
+    parts: Parts = {name: lambda file: torch.save(saved, file)}
     if content.checkpoint.header.data.task == OWN:
-        return {name: lambda file: torch.save(saved, file)}
-    program = program_of(content.checkpoint, content.network, content.state)
-    return {
-        name: lambda file: torch.save(saved, file),
-        f"{name.removesuffix('.pt')}.pt2": lambda file: save(program, content.metadata(), file),
-    }
+        return parts, ""
+    beside = f"{name.removesuffix('.pt')}.pt2"
+    try:
+        program = program_of(content.checkpoint, content.network, content.state)
+    except ConfigError as error:
+        return parts, f"{name} has the weights, but there is no program {beside}: {error}"
+    return {**parts, beside: lambda file: save(program, content.metadata(), file)}, ""
 
 
-def _onnx(content: Content, name: str) -> Parts:
+def _onnx(content: Content, name: str) -> tuple[Parts, str]:
     path, size = content.checkpoint.path, sum(values.nbytes for values in content.state.tensors.values())
     if size > ONNX_LIMIT:
         raise ConfigError(
             f"{path}: {size / 2**30:.1f} GiB of weights exceed the 2 GiB of an ONNX file. Use --to safetensors."
         )
-    program = program_of(content.checkpoint, content.network, content.state)
+    try:
+        program = program_of(content.checkpoint, content.network, content.state)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Or use --to torch, safetensors or npz, which have the weights.") from error
     model = onnx_of(program, content.metadata(), content.network.exits, str(path))
-    return {name: lambda file: file.write(model)}
+    return {name: lambda file: file.write(model)}, ""
 
 
-FORMS: dict[str, tuple[str, Callable[[Content, str], Parts]]] = {
+FORMS: dict[str, tuple[str, Callable[[Content, str], tuple[Parts, str]]]] = {
     "safetensors": (".safetensors", _safetensors),
     "torch": (".pt", _torch),
     "onnx": (".onnx", _onnx),
     "npz": (".npz", _npz),
 }
+"""The suffix of each form, and the function that returns its files and a note about what they lack."""

@@ -32,6 +32,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 EXAMPLES = 3
 """The number of examples in the traced pass. PyTorch would treat 1 as a constant."""
 OPSET = 18
+FIXED = "Constraints violated (batch)"
+"""torch.export's words if a forward works only for the number of examples that it was traced with."""
 TOLERANCE = 1e-4
 """The largest difference between the program's outputs and the network's, relative to the largest output."""
 
@@ -64,8 +66,7 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
             raise ConfigError(
-                f"{checkpoint.path}: a program needs examples of a single shape, but this network takes "
-                f"{what}. Use --to safetensors or npz."
+                f"{checkpoint.path}: a program needs examples of a single shape, but this network takes {what}."
             )
         plain, normalisation = state.module or _own_module(network, tensors, state), checkpoint.normalisation
         around = normalisation and normalisation.whole, checkpoint.rescaling
@@ -113,14 +114,19 @@ def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Expor
             program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},), strict=False)
             same = all(_agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES))
     except Exception as error:
+        if FIXED in str(error):
+            raise ConfigError(
+                f"{name}: its forward makes an integer of the number of examples, as len(x) and loops do, so "
+                "torch.export cannot trace it. Write x.shape[0] in place of len(x)."
+            ) from error
         raise ConfigError(
             f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Remove branches on tensor "
-            "values or on the number of examples (use torch.where), or use --to safetensors or npz."
+            "values or on the number of examples (use torch.where)."
         ) from error
     if not same:
         raise ConfigError(
             f"{name}: its exported program has other outputs: its forward branches on the number of examples, "
-            "or draws random numbers. Remove that, or use --to safetensors or npz."
+            "or draws random numbers. Remove that."
         )
     return program
 

@@ -27,6 +27,8 @@ DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 PERMUTATIONS = 2
+DRAWS = 64
+"""Runs of a network that draws random numbers in evaluation. A rare draw (dropout of 1%) may change no single run."""
 RANDOM = frozenset(
     ("bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_")
     + ("rand", "rand_like", "randn", "randn_like", "normal", "normal_functional", "uniform")
@@ -57,11 +59,23 @@ class Trial:
         self._matters = cache(self._matters)
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
-        if not alike(self._run(self._values), self._expected):
-            raise ConfigError(
-                "its forward gives other outputs for the same examples each time: it draws random numbers, "
-                "or keeps state"
-            )
+        self._require_repeatable()
+
+    def _require_repeatable(self) -> None:
+        """Raise ConfigError if the network computes other outputs when it runs again."""
+        changes = "its forward gives other outputs for the same examples each time"
+        with seeded():  # the answer must not depend on the random numbers of this call
+            state = torch.get_rng_state()
+            outputs = self._run(self._values)
+            if torch.equal(state, torch.get_rng_state()):
+                if not alike(outputs, self._expected):
+                    raise ConfigError(f"{changes}: it keeps state, or draws random numbers")
+                return
+            if not all(alike(self._run(self._values), outputs) for _ in range(DRAWS)):
+                raise ConfigError(
+                    f"{changes}: it draws random numbers in evaluation, as functional.dropout does without "
+                    "training=self.training"
+                )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
         """Build the network with few units of the width: the first number that works. Raises ConfigError if none does.

@@ -125,6 +125,13 @@ def require_trainable(network: UserNetwork, module: nn.Module) -> None:
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if not parameters:
         raise ConfigError(f"{network.name} has no parameters to train.")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            compiled = f"its module {name}" if name else "it"
+            raise network.refused(
+                f"{compiled} is compiled by torch.jit, so its layers cannot be read. Build it without torch.jit.script "
+                "and torch.jit.trace."
+            )
     for name, values in {**parameters, **buffers}.items():
         if values.is_meta:
             raise network.refused(

@@ -36,6 +36,7 @@ OWN = {
     "tied": {"model.name": f"{_HERE}/using_networks.py:Tied"},
     "two": {"model.name": f"{_HERE}/using_networks.py:TwoFactors"},
     "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
+    "measuring": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "length"},
 }
 """Settings of networks of one's own."""
 OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "one": 0.5, "other": 0.25}

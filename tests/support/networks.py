@@ -311,6 +311,8 @@ class Faulty(nn.Module):
         self.last = nn.Linear(hidden, outputs)
         if what in ("nan", "inf"):
             self.gain = nn.Parameter(torch.full((features,), float(what)))
+        if what in ("script", "trace"):
+            self.first = getattr(torch.jit, what)(self.first, *[torch.zeros(1, features)] * (what == "trace"))
 
     def forward(self, x):
         if self.what == "forward leaves":
@@ -331,6 +333,8 @@ class Faulty(nn.Module):
             return outputs + self.calls
         if self.what == "draws":
             return outputs + torch.randn_like(outputs)
+        if self.what == "seldom drops":
+            return functional.dropout(outputs, 0.01)
         if self.what in ("nothing", "text"):
             return {"nothing": None, "text": "scores"}[self.what]
         if self.what == "two":

@@ -19,6 +19,7 @@ from istmpi.models.inference import infer
 from istmpi.models.proof import Trial
 
 FILE = Path(networks.__file__)
+SEVEN = "--shape", "7", "--outputs", "10", "--set"
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 EXPECTED = {
     ("Convolutional", IMAGE): {
@@ -230,10 +231,13 @@ def test_a_class_of_a_package_is_found():
         ([f"{FILE}:Joined", "--set", "model.hidden=0"], "has no elements"),
         ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is the number of classes"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
+        ([f"{FILE}:Faulty", *SEVEN, "model.what=script"], "its module first is compiled by torch.jit, so its layers"),
+        ([f"{FILE}:Faulty", *SEVEN, "model.what=trace"], "Build it without torch.jit.script and torch.jit.trace."),
         ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
         ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, message):
     code, out, err = istmpi_command("model", *words)
     assert (code, out, err.count("\n")) == (2, "", 1), err
@@ -246,6 +250,10 @@ def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, messa
     [
         ("constant", "the outputs do not show the order of its units in any parameter"),
         ("draws", "its forward gives other outputs for the same examples each time"),
+        (
+            "seldom drops",
+            "draws random numbers in evaluation, as functional.dropout does without training=self.training",
+        ),
     ],
 )
 def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem, output):

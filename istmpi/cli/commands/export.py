@@ -45,6 +45,6 @@ def command(
 
     done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
     if done.note:
-        note(f"{done.note}.")
+        note(done.note)
     beside = f" with {done.beside.name}" if done.beside else ""
     say(f"{done.path}{beside}, {size(done.bytes)}")
