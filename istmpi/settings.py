@@ -6,7 +6,6 @@
 list, ``known`` names, with ``or`` for words on other values, and ``must`` for a message that explains a range better.
 """
 
-import dataclasses
 import math
 import types
 from collections.abc import Iterator
@@ -37,12 +36,6 @@ Field = tuple[str, Any, Any]
 
 def also(**limits: Any) -> Meta:
     return Meta(extra=limits)
-
-
-def own(name: str, kind: Any, default: Any, help: str, **limits: Any) -> Field:
-    """Return a setting that a method or network defines: ``own("epochs", int, 1, "Passes of a rank.", ge=1)``."""
-    limited = Annotated[kind, Meta(**limits)] if limits else kind
-    return name, Annotated[limited, help], dataclasses.field(default=default)
 
 
 @cache

@@ -1,11 +1,11 @@
 """The sections ``model``, ``method`` and ``optimizer`` of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
-from istmpi.methods import METHODS, schedules
+from istmpi.methods import METHODS, MethodSettings, schedules
 from istmpi.methods.optimizers import OPTIMIZERS
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.settings import Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
@@ -118,16 +118,9 @@ class _CommonMethod:
     finish: Annotated[str, "Method for the last rounds, and their share: local-sgd:10%."] = ""
 
 
-Method = make_dataclass(
-    "Method",
-    [setting for spec in METHODS.values() for setting in spec.settings],
-    bases=(_CommonMethod,),
-    frozen=True,
-    namespace={
-        "__module__": __name__,
-        "__doc__": "The training method; settings of one method are in its MethodSpec.",
-    },
-)
+@dataclass(frozen=True)
+class Method(MethodSettings, _CommonMethod):
+    """The training method. `MethodSettings` has the settings that only some methods read."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """The descriptions of all training methods. A new method needs a description here, and a class in this package."""
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.spec import CARRY, KEEP, RESET, MethodSpec, gathered, reduced
-from istmpi.settings import Meta, own
+from istmpi.settings import Meta, also
 
-__all__ = ["METHODS", "MethodSpec", "spec_of"]
+__all__ = ["METHODS", "MethodSettings", "MethodSpec", "spec_of"]
 
 
 def _outer_copies(run, ranks, slots):
@@ -21,43 +22,106 @@ def _drawn(run, ranks):
     return drawn_count(ranks, run.method.fraction)
 
 
+@dataclass(frozen=True)
+class MethodSettings:
+    """The settings in [method] that only some methods read: `MethodSpec.settings` of a method has their names."""
+
+    # ist
+    partition: Annotated[
+        tuple[str, ...] | None,
+        "Unit groups to deal out; by default all except residual streams and inner widths of an axis.",
+    ] = None
+    redeal: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        "Fraction of each group's units to redeal each round.",
+    ] = 1.0
+    share_every: Annotated[
+        int,
+        Meta(ge=1),
+        "Rounds between averages of the weights that are not dealt out (results/decoder.md).",
+    ] = 1
+    shared_wire: Annotated[
+        Literal["top-k"] | None,
+        "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k as in "
+        "sparse-loco (method.top, feedback; results/decoder.md).",
+    ] = None
+    shares: Annotated[
+        tuple[float, ...] | str | None,
+        also(**{"or": "auto, or a metrics.jsonl"}),
+        "Relative sizes of the ranks' subnets; by default equal. auto: by measured times. A "
+        "metrics.jsonl: the sizes of that auto run, round by round (results/slow-rank.md).",
+    ] = None
+    # streaming-diloco
+    fragments: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        "Parts of the network to send in turn, at most one for each layer; by default 4, or as many as a "
+        "round has room for.",
+    ] = None
+    mix: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        "Weight of a rank's own values when a mean arrives.",
+    ] = 0.5
+    # sparse-loco
+    top: Annotated[
+        int,
+        Meta(ge=1, le=4096),
+        "Values to send of every 4,096 of a tensor.",
+    ] = 64
+    feedback: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        "Decay of the error feedback, the changes not sent in earlier rounds.",
+    ] = 0.95
+    # fedavg
+    fraction: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        "Fraction of the ranks that train in a round, at least one rank.",
+    ] = 1.0
+    epochs: Annotated[
+        int,
+        Meta(ge=1),
+        "Epochs over a rank's own examples in a round, instead of local_steps.",
+    ] = 1
+    # dynamic-averaging
+    threshold: Annotated[
+        float,
+        Meta(ge=0),
+        "Squared distance from the last mean, relative to its norm, at which a rank asks for a new mean.",
+    ] = 0.001
+    # codistillation
+    burn_in: Annotated[
+        int,
+        Meta(ge=0),
+        "Rounds before ranks learn from each other.",
+    ] = 5
+    # admm
+    penalty: Annotated[
+        float,
+        Meta(gt=0),
+        "Strength of the pull towards the consensus (ADMM's rho).",
+    ] = 0.01
+    # easgd
+    moving_rate: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        "Step of the center towards the ranks' mean in a round.",
+    ] = 0.9
+    order: Annotated[
+        Literal["together", "round-robin"],
+        "Center for a rank: that of the round's start, or the one that the previous rank changed.",
+    ] = "together"
+
+
 _ALL = (
     MethodSpec(
         "ist",
         "each rank trains a subnet of the units dealt to it",
         ("pull", "hop", "push", "share"),
         "ist.IST",
-        settings=(
-            own(
-                "partition",
-                tuple[str, ...] | None,
-                None,
-                "Unit groups to deal out; by default all except residual streams and inner widths of an axis.",
-            ),
-            own("redeal", float, 1.0, "Fraction of each group's units to redeal each round.", ge=0, le=1),
-            own(
-                "share_every",
-                int,
-                1,
-                "Rounds between averages of the weights that are not dealt out (results/decoder.md).",
-                ge=1,
-            ),
-            own(
-                "shared_wire",
-                Literal["top-k"] | None,
-                None,
-                "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k "
-                "as in sparse-loco (method.top, feedback; results/decoder.md).",
-            ),
-            own(
-                "shares",
-                tuple[float, ...] | str | None,
-                None,
-                "Relative sizes of the ranks' subnets; by default equal. auto: by measured times. A "
-                "metrics.jsonl: the sizes of that auto run, round by round (results/slow-rank.md).",
-                extra={"or": "auto, or a metrics.jsonl"},
-            ),
-        ),
+        settings=("partition", "redeal", "share_every", "shared_wire", "shares"),
         deals=True,
         outer_step=(1.0, 0.0),
         encodes=True,
@@ -102,16 +166,7 @@ _ALL = (
         "DiLoCo that sends the network in fragments of 4-bit values while ranks train",
         ("fragments",),
         "streaming_diloco.StreamingDiLoCo",
-        settings=(
-            own(
-                "fragments",
-                Annotated[int, Meta(ge=1)] | None,
-                None,
-                "Parts of the network to send in turn, at most one for each layer; by default 4, or as many "
-                "as a round has room for.",
-            ),
-            own("mix", float, 0.5, "Weight of a rank's own values when a mean arrives.", ge=0, le=1),
-        ),
+        settings=("fragments", "mix"),
         replicated=True,
         received=reduced,
         outer_step=(0.7, 0.9),
@@ -126,17 +181,7 @@ _ALL = (
         "local SGD that sends only the largest changes of weights, in 2 bits",
         ("largest",),
         "ist.IST",
-        settings=(
-            own("top", int, 64, "Values to send of every 4,096 of a tensor.", ge=1, le=4096),
-            own(
-                "feedback",
-                float,
-                0.95,
-                "Decay of the error feedback, the changes not sent in earlier rounds.",
-                ge=0,
-                le=1,
-            ),
-        ),
+        settings=("top", "feedback"),
         replicated=True,
         received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
         outer_step=(1.0, 0.0),
@@ -149,10 +194,7 @@ _ALL = (
         "some ranks train for epochs on their own examples; then weights are averaged by examples",
         ("pull", "push"),
         "fedavg.FedAvg",
-        settings=(
-            own("fraction", float, 1.0, "Fraction of the ranks that train in a round, at least one rank.", gt=0, le=1),
-            own("epochs", int, 1, "Epochs over a rank's own examples in a round, instead of local_steps.", ge=1),
-        ),
+        settings=("fraction", "epochs"),
         members=_drawn,
         in_passes=True,
         outer_step=(1.0, 0.0),
@@ -164,15 +206,7 @@ _ALL = (
         "local SGD that averages weights once a rank is far enough from the last mean",
         ("push", "pull"),
         "dynamic_averaging.DynamicAveraging",
-        settings=(
-            own(
-                "threshold",
-                float,
-                0.001,
-                "Squared distance from the last mean, relative to its norm, at which a rank asks for a new mean.",
-                ge=0,
-            ),
-        ),
+        settings=("threshold",),
         replicated=True,
         makes_communicators=True,
         copies=lambda run, ranks, slots: 2 + slots,  # the reference; all of a round's start
@@ -182,7 +216,7 @@ _ALL = (
         "each rank trains its own network and learns from the others' predictions",
         ("all-gather",),
         "codistillation.Codistillation",
-        settings=(own("burn_in", int, 5, "Rounds before ranks learn from each other.", ge=0),),
+        settings=("burn_in",),
         sends_since=lambda run: run.method.burn_in,
         replicated=True,
         received=gathered,
@@ -195,7 +229,7 @@ _ALL = (
         "ranks train towards a consensus, each with a dual variable",
         ("all-reduce",),
         "admm.ADMM",
-        settings=(own("penalty", float, 0.01, "Strength of the pull towards the consensus (ADMM's rho).", gt=0),),
+        settings=("penalty",),
         replicated=True,
         own_state=True,
         always_carries=True,
@@ -207,15 +241,7 @@ _ALL = (
         "ranks train their own networks, drawn to a common center by an elastic force",
         ("push", "pull"),
         "easgd.EASGD",
-        settings=(
-            own("moving_rate", float, 0.9, "Step of the center towards the ranks' mean in a round.", gt=0, le=1),
-            own(
-                "order",
-                Literal["together", "round-robin"],
-                "together",
-                "Center for a rank: that of the round's start, or the one that the previous rank changed.",
-            ),
-        ),
+        settings=("moving_rate", "order"),
         replicated=True,
         own_state=True,
         always_carries=True,

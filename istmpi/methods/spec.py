@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods.optimizers import optimizer_spec
-from istmpi.settings import Field
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -60,8 +59,8 @@ class MethodSpec:
     """The collectives that the method uses one after the other, as `istmpi.cost.collectives` names them."""
     rounds: str = ""
     """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are counted."""
-    settings: tuple[Field, ...] = ()
-    """The method's own settings in [method] (`istmpi.settings.own`)."""
+    settings: tuple[str, ...] = ()
+    """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their types."""
     sends_every_step: bool = False
     """True if the method sends in every local step. Ranks take these steps together, so they may share a batch."""
     sends_since: Callable[[Run], int] = lambda run: 0

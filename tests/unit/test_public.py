@@ -26,6 +26,12 @@ def test_every_exported_name_is_there():
     assert not hasattr(istmpi, "training_loop")
 
 
+def test_type_checkers_see_the_same_names():
+    source = Path(istmpi.__file__).read_text(encoding="utf-8")
+    seen = re.findall(r"^    from istmpi\.(\S+) import (\w+) as \2$", source, re.MULTILINE)
+    assert {name: place for place, name in seen} == istmpi._PLACES
+
+
 def test_importing_the_package_imports_nothing_else():
     code = "import sys, istmpi; print(sorted({'torch', 'numpy', 'mpi4py', 'h5py', 'click'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
