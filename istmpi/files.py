@@ -80,14 +80,32 @@ def require_free(path: Path, force: bool) -> None:
         raise ConfigError(f"{path} exists. Replace it with --force, or choose another name with --out.")
 
 
+def without_links(path: str, flags: int) -> int:
+    """Open a file as `open` asks its ``opener``; refuse a link, which another user may have put in its place."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append to a file, which is as before if that fails. Raises OutputError, also for a link in the file's place."""
+    with writing(path), open(path, "ab", buffering=0, opener=without_links) as file:
+        size, left = os.fstat(file.fileno()).st_size, memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            raise
+
+
 @contextlib.contextmanager
-def appearing(path: Path) -> Iterator[BinaryIO]:
+def appearing(path: Path, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a new file to write. It replaces ``path`` if the block ends without an exception.
 
-    A pipe or a device is written directly. Raises OutputError if the file cannot be written.
+    ``follow``: write what a link points to; otherwise the link is replaced, as in a run's folder, where others may
+    have put it. A pipe or a device is written directly. Raises OutputError if the file cannot be written.
     """
-    place = path.resolve()
-    plain = place.is_file() or not place.exists()
+    place = path.resolve() if follow else path
+    plain = place.is_file() or not place.exists() or (place.is_symlink() and not follow)
     beside = temporary(place) if plain else place
     try:
         with writing(path):

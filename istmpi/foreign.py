@@ -30,8 +30,12 @@ LINE = 1000
 """The most characters of a message. The middle of a longer message is cut, because the cure is at the end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
-_LIMITS = (MemoryError, RecursionError, OverflowError)
-"""Errors of any reader for a file that is too large or nested too deeply."""
+_LIMITS = (RecursionError, OverflowError)
+"""Errors of any reader for a file that is nested too deeply, or has too large a number."""
+_VERDICT = re.compile(r" (does not hold|cannot be|is not) .*")
+"""The end of a message's subject that blames a file."""
+_OF_MEMORY = re.compile("allocate memory|out of memory")
+"""What torch says in a RuntimeError on a CPU or a GPU without room."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
 """The files of Python and istmpi that define exit and quit."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -99,12 +103,18 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
     """A context in which a library reads a file. Errors of the given ``kinds`` and of `_LIMITS` become DataError.
 
-    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged.
+    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged. A MemoryError
+    becomes a DataError that does not blame the file.
     """
     try:
         yield
     except IstmpiError:
         raise
+    except MemoryError as error:
+        place = _VERDICT.sub("", str(subject))
+        raise DataError(
+            f"{place}: too little memory to read it ({reason(error)}). Give the job more memory."
+        ) from error
     except (*kinds, *_LIMITS) as error:
         raise DataError(f"{subject}: {reason(error)}. {cure}") from error
 
@@ -123,7 +133,12 @@ def reason(error: BaseException) -> str:
 
 def past_a_limit(error: BaseException) -> UserError | None:
     """Return a UserError for an error from too large an input or an unusable path; None for other errors."""
-    if isinstance(error, _LIMITS) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))):
+        return UserError(
+            f"a rank needs more memory than it gets: {reason(error)}. Use more ranks, a smaller batch or network, or "
+            "more memory; istmpi train --dry-run predicts the memory of a rank."
+        )
+    if isinstance(error, _LIMITS):
         return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(
@@ -185,7 +200,8 @@ def content(path: Path, most_bytes: int) -> bytes:
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
-        held = file.read(most_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
+        held = file.read(min(size, most_bytes) + 1)  # Python sets aside as many bytes as are asked for
     if len(held) > most_bytes:
         raise ValueError(f"it has more than {most_bytes // MEGABYTE} MB")
     return held

@@ -1,7 +1,6 @@
 """Keeps a run's record in its folder: a line of metrics for every round, and a summary at its end."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, count
@@ -10,8 +9,8 @@ from typing import Any
 
 from istmpi import lock
 from istmpi.environment import read
-from istmpi.errors import ConfigError, DataError, OutputError
-from istmpi.files import preparing, require_file, require_files, writing
+from istmpi.errors import ConfigError, DataError
+from istmpi.files import appearing, append, preparing, require_file, require_files, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
 
 METRICS = "metrics.jsonl"
@@ -79,32 +78,36 @@ class RunFolder:
     def make(self) -> None:
         with preparing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / METRICS).touch()
+            append(self.path / METRICS, b"")
 
     def keep_metrics(self, rounds: int) -> None:
-        kept = [line for line in self.metrics() if line["round"] <= rounds]
-        self.write(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        self._write_metrics(line for line in self.metrics() if line["round"] <= rounds)
+
+    def begin_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Begin a folder with the lines of the run that it resumes, unless it has lines of its own."""
+        if not self.metrics():
+            self._write_metrics(lines)
+
+    def amend(self, scores: Mapping[str, Any]) -> None:
+        """Add scores to the last line of metrics.jsonl: those of an evaluation that a stop had put off."""
+        *before, last = self.metrics()
+        self._write_metrics([*before, {**last, **scores}])
+
+    def _write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self.write(METRICS, "".join(json.dumps(line) + "\n" for line in lines))
 
     def forget(self, name: str) -> None:
         with writing(self.path / name):
             (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
-        self._open(f".{name}", "w", text)
-        with writing(self.path / name):
-            (self.path / f".{name}").replace(self.path / name)
+        with appearing(self.path / name, follow=False) as file:
+            file.write(text.encode())
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl. Raises OutputError if it cannot be written; the next call writes it first."""
         self.pending.append(json.dumps(metrics) + "\n")
-        path = self.path / METRICS
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            self._open(METRICS, "a", "".join(self.pending))
-        except OutputError:
-            with suppress(OSError):
-                os.truncate(path, size)  # a part of it may have been written
-            raise
+        append(self.path / METRICS, "".join(self.pending).encode())
         self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -125,10 +128,6 @@ class RunFolder:
     def summary(self) -> Fields:
         path = self.path / SUMMARY
         return Fields.read(path, f"{path} does not hold the summary of a run", CURE)
-
-    def _open(self, name: str, mode: str, text: str) -> None:
-        with writing(self.path / name), open(self.path / name, mode, encoding="utf-8") as file:
-            file.write(text)
 
 
 def home(given: str, name: str) -> Path:

@@ -119,7 +119,7 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of checkpoints."""
-    names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json"
+    names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json", "metrics.jsonl"
     for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,6 +1,7 @@
 """The hang watch's rules, messages and stack traces: which ranks are missing, why, and when the job ends."""
 
 import faulthandler
+import os
 import tempfile
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -178,7 +179,9 @@ def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
         try:
             folder.mkdir(exist_ok=True)
             for rank, text in by_rank.items():
-                (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # others may have put a link there
+                with open(os.open(folder / f"rank{rank}.txt", flags, 0o666), "w", encoding="utf-8") as file:
+                    file.write(text)
             failed.clear()
         except OSError as error:
             failed[:] = [error.strerror or str(error)]

@@ -194,7 +194,8 @@ class Streams:
             )
         fingerprints[number] = fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fingerprints))
+        with appearing(path, follow=False) as file:
+            file.write(json.dumps(fingerprints).encode())
 
     def begin_round(self) -> None:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
@@ -207,7 +208,7 @@ class Streams:
         states = self._begun if dropped else [stream.state for stream in self._streams.values()]
         if any(state is not None for state in states):
             folder.mkdir(parents=True, exist_ok=True)
-            with appearing(folder / f"{round}-{self._communicator.rank}.pt") as file:
+            with appearing(folder / f"{round}-{self._communicator.rank}.pt", follow=False) as file:
                 torch.save(states, file)
             files = folder.glob(f"*-{self._communicator.rank}.pt")
             for path in sorted(files, key=lambda path: int(path.stem.split("-")[0]))[: -kept - 1]:

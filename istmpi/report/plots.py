@@ -93,7 +93,7 @@ def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str,
         axis.tick_params(labelbottom=True)
     axes[-1].set_xlabel(f"training time ({unit}), {counted(len(lines), 'round')}")
     figure.suptitle(plain(title))
-    save(figure, path, title)
+    save(figure, path, title, follow=False)
 
 
 # ---- a comparison

@@ -144,9 +144,9 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
     return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
 
 
-def save(figure: "Figure", path: Path, title: str) -> None:
+def save(figure: "Figure", path: Path, title: str, follow: bool = True) -> None:
     """Write a figure, complete or not at all, in the format of the file's ending. Raises OutputError if that fails."""
-    with appearing(path) as file:
+    with appearing(path, follow) as file:
         if path.suffix == ".svg":
             file.write(svg(figure, title).encode())
             return

@@ -122,7 +122,7 @@ class Comparison:
                     with preparing(self.folder):
                         self.folder.mkdir(parents=True, exist_ok=True)
                         record = json.dumps({"ranks": self._communicator.size})
-                        (self.folder / COMPARISON).write_text(f"{record}\n", encoding="utf-8")
+                        RunFolder(self.folder).write(COMPARISON, f"{record}\n")
                     at_the_end.callback(FolderLock(self.folder, watch.noticed).release)
             return self._carry_out(watch)
 

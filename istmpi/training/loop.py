@@ -33,22 +33,37 @@ from istmpi.training.share_log import followed
 class Training(Prepared):
     """A run that is set up on every rank; iterate over `rounds` to train. All methods are collective."""
 
+    overdue = False
+    """True if a stop came between the last round and its evaluation, which `rounds` then makes up for."""
+
     def rounds(self) -> Iterator[Progress]:
         """Run the remaining rounds, and yield the progress after each one.
 
-        A requested stop ends training early; the current round is finished or dropped. Raises DivergedError on every
-        rank if a loss, a weight or an evaluation is not finite.
+        A requested stop ends training early; the current round is finished or dropped, and its evaluation is left to
+        the resumed run, which yields the last round once more, with its scores. Raises DivergedError on every rank if a
+        loss, a weight or an evaluation is not finite.
         """
-        run = self.run
-        every = run.evaluate.rounds_between(run.train.rounds)
         with staying():
+            if self.overdue:
+                self.overdue = False
+                yield self._scored()
             while not (self.done or self.stop.reason):
                 number = self.rounds_done
                 if not driven(self.attempt(), lambda local_step, number=number: self.method.take(number, local_step)):
                     return
-                due = self.done or (self.rounds_done % every == 0 and not self.stop.reason)
-                validation = self._validate() if due and self.best else None
-                yield self.progress(self.evaluate() if self.done or (due and not self.best) else None, validation)
+                due = self.evaluation_due and (self.done or not self.stop.reason)
+                yield self._scored() if due else self.progress()
+
+    @property
+    def evaluation_due(self) -> bool:
+        every = self.run.evaluate.rounds_between(self.run.train.rounds)
+        return self.done or self.rounds_done % every == 0
+
+    def _scored(self) -> Progress:
+        """Score the validation split if the run has one; the test split otherwise, and at the end of the run."""
+        validation = self._validate() if self.best else None
+        score = self.evaluate() if self.done or not self.best else None
+        return self.progress(score, validation)
 
     @property
     def done(self) -> bool:

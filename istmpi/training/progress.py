@@ -193,12 +193,15 @@ class Progress:
         line |= {name: getattr(self, name) for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")}
         line |= {name: getattr(self, name) for name in ("learning_rate", "ranks", "score_name")}
         line["loss"] = None if isnan(self.loss) else self.loss
-        if self.score:
-            line |= _scores(self.score)
-        if self.validation:
-            line |= {f"validation_{name}": value for name, value in _scores(self.validation, "").items()}
+        line |= self.scores()
         if self.last_round:
             line |= _last_round(self.last_round)
+        return line
+
+    def scores(self) -> dict[str, str | int | float]:
+        line = _scores(self.score) if self.score else {}
+        if self.validation:
+            line |= {f"validation_{name}": value for name, value in _scores(self.validation, "").items()}
         return line
 
 

@@ -19,7 +19,8 @@ from istmpi.foreign import staying
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
-from istmpi.training.run_record import RunRecord, recall_scores
+from istmpi.training.recall import recall
+from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 
 
@@ -84,12 +85,12 @@ def recorded(
         hang_watch.of_run(path, stop.wished)
         if signals:
             stop.listen()
-        start = _start(folder, resume, communicator, note)
+        start, recalled = _start(folder, resume, communicator, note), []
         training = begin(stop)
         if start:
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")
-            recall_scores(training, folder, note)
+            recalled = recall(training, folder, start, note)
         began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
         if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
@@ -108,7 +109,7 @@ def recorded(
                 for path in set_aside(folder.path, start) if start else ():
                     note(f"set aside, because the run resumes from {start}: {path}")
         record = RunRecord(training, folder, watch, lock, hang_watch, trained)
-        record.begin(start, began, at_the_end)
+        record.begin(start, began, recalled, at_the_end)
         try:
             yield training, folder, record
         except DivergedError as error:

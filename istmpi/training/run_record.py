@@ -1,21 +1,22 @@
 """The record of a run in its folder: metrics, checkpoints, the network and a summary."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from istmpi.checkpoint.folder import BEST, NETWORK, listed
+from istmpi.checkpoint.folder import BEST, NETWORK, listed, require_valid
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
 from istmpi.comm import HangWatch
-from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError
+from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError, UserError
 from istmpi.evaluation.evaluator import Score
 from istmpi.lock import FolderLock
-from istmpi.record import METRICS, SETTINGS, SUMMARY, RunFolder, known
+from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import BestNetwork, Summary, Watch
@@ -35,9 +36,20 @@ class RunRecord:
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
+        self._recorded = training.rounds_done
+        """The last round that has a line in metrics.jsonl."""
 
-    def begin(self, start: Path | None, notes: Sequence[str], at_the_end: ExitStack) -> None:
-        """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's start. Collective."""
+    def begin(
+        self,
+        start: Path | None,
+        notes: Sequence[str],
+        recalled: Sequence[Mapping[str, Any]],
+        at_the_end: ExitStack,
+    ) -> None:
+        """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's start. Collective.
+
+        ``recalled``: the metrics of the run that ``start`` is from, with which a new folder begins.
+        """
         training, folder = self._training, self._folder
         saved = listed(folder.path) if self._first and start else ()
         inside = self._communicator.broadcast_from_root(next((path for path in saved if path.samefile(start)), None))
@@ -47,6 +59,7 @@ class RunRecord:
         if self._first:
             folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
             folder.keep_metrics(training.rounds_done)
+            folder.begin_metrics(recalled)
             at_the_end.push(partial(_close, self._watch))
             at_the_end.push(self._hang_watch)  # loggers may take long to close
             self._watch.started(training, folder, self._saver)
@@ -63,13 +76,18 @@ class RunRecord:
             self._watch.noticed(message)
 
     def add(self, progress: Progress) -> None:
+        """Record a round, or the scores of a round that is recorded already. Collective."""
         self._last = progress
         training, settings = self._training, self._training.run.checkpoint
         if self._first:
             try:
-                self._folder.append(progress.record())
+                if progress.round == self._recorded:
+                    self._folder.amend(progress.scores())
+                else:
+                    self._folder.append(progress.record())
+                self._recorded = progress.round
             except OutputError as error:
-                if len(self._folder.pending) == 1:
+                if len(self._folder.pending) <= 1:
                     self.note(f"{error} The run continues and keeps its metrics in memory.")
             self._watch.progressed(progress)
             if note := training.evaluator.take_note():
@@ -78,7 +96,7 @@ class RunRecord:
             with training.clock("save"):
                 self._require_lock()
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
-        if training.checkpoint_due:
+        if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
                 self._require_lock()
                 self._saver.save(*training.state())
@@ -135,7 +153,7 @@ class RunRecord:
         per_rank = communicator.allgather(dict(training.clock.seconds))
         phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
         last = last or training.progress(None if training.dataset.network else training.evaluate())
-        best = _best(training, self._folder, last) if training.run.checkpoint.best else None
+        best = _best(training, self._folder, last, self.note) if training.run.checkpoint.best else None
         summary = Summary(
             self._folder.path,
             communicator.size,
@@ -159,47 +177,37 @@ class RunRecord:
                 self._lock.require()
 
 
-def recall_scores(training: Training, folder: RunFolder, note: Callable[[str], None]) -> None:
-    """Read the validation scores of a resumed run from its metrics. Collective.
+def _best(training: Training, folder: RunFolder, last: Progress, note: Callable[[str], None]) -> BestNetwork | None:
+    """Return the saved best network with its test score, or None without one. Collective; may replace weights.
 
-    The scores are forgotten if the saved best network is not from the best round.
+    A file that cannot be scored is a note: the run itself has ended well, and its network is saved.
     """
-    best, communicator, path = training.best, training.communicator, folder.path / BEST
-    if not best:
-        return
-    with communicator.agreed():
-        first = communicator.rank == 0
-        lines = folder.metrics() if first and (folder.path / METRICS).is_file() else []
-        kept = _round_of(path) if first and training.run.checkpoint.best else None
-    lines, kept = communicator.broadcast_from_root((lines, kept))
-    best.take_metrics(lines, training.rounds_done)
-    if training.run.checkpoint.best and best.round not in (None, kept):
-        note(f"{path} is not from the best round, {best.round}; the best score starts over.")
-        best.forget()
-
-
-def _round_of(path: Path) -> int | None:
-    try:
-        with open_checkpoint(path) as checkpoint:
-            return checkpoint.header.round
-    except DataError:
-        return None
-
-
-def _best(training: Training, folder: RunFolder, last: Progress) -> BestNetwork | None:
-    """Return the saved best network with its test score, or None without one. Collective; may replace weights."""
     best, path = training.best, folder.path / BEST
     if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
         return None
     score = last.score
     if best.round != last.round:
-        with training.clock("evaluate"):
-            with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
-                training.store.drop_slots(except_for=())
-                fill(checkpoint, training.store)
-            training.arrange(best.round - 1)
-            score = training.evaluator.score()
+        try:
+            with training.clock("evaluate"):
+                score = _score_of_best(training, path)
+        except (UserError, DivergedError) as error:
+            note(f"{error} The best network, of round {best.round}, is not scored.")
+            return None
     return BestNetwork(path, best.round, best.score, score)
+
+
+def _score_of_best(training: Training, path: Path) -> Score:
+    """Score the best network on the test split, after a look at its checksums and its weights. Collective."""
+    require_valid(path, training.communicator)
+    with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+        if checkpoint.header.round != training.best.round:
+            raise DataError(f"{path} is of round {checkpoint.header.round}.")
+        training.store.drop_slots(except_for=())
+        fill(checkpoint, training.store)
+        if odd := training.store.not_finite():
+            raise DataError(f"{path}: {odd}; weights must be finite.")
+    training.arrange(training.best.round - 1)
+    return training.evaluator.score()
 
 
 def _close(watch: Watch, kind: type | None, error: BaseException | None, traceback: object) -> None:

@@ -1,15 +1,23 @@
 """A validation split in training: scored in place of the test split, for the best network and for an early end."""
 
+import json
+import random
+
+import damaging
+import h5py
 import numpy as np
 import pytest
 from batches import examples_of
+from damage import reseal
 from following import lines
 from small import Listening, assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm.stopping import StopSign
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.deploy.scoring import evaluate
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, StoppedError
+from istmpi.hdf5 import CREATION
 from istmpi.training.run import run_training
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
@@ -100,6 +108,70 @@ def test_the_best_network_is_kept(comm, shared_tmp):
         assert summary.best.score == summary.last.score
 
 
+class Stops(Listening):
+    """Asks for a stop as soon as a round is done, so that the next round is the last one of this job."""
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop = stop
+
+    def progressed(self, progress):
+        self.stop._signal = "a test"
+
+
+def in_many_jobs(comm, run):
+    """Resume a run until it ends by itself. Jobs stop in their first round and in their second round in turn."""
+    for job in range(50):
+        stop = StopSign(comm)
+        if job % 2 and comm.rank == 0:
+            stop._signal = "a test"
+        try:
+            return run_training(run, comm, Stops(stop) if comm.rank == 0 else None, "auto", stop=stop)
+        except StoppedError:
+            comm.barrier()
+    raise AssertionError("the run does not end")
+
+
+RECORDED = ("round", "loss", "examples", "score", "test_loss", "validation_score", "validation_loss")
+LIVELY = {"optimizer__lr": 0.9, "model__norm": "none", "train__rounds": 9}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"checkpoint__best": True, "train__patience": 3, "train__rounds": 50},
+        {"checkpoint__best": True, "evaluate__every": 2},
+        {"data__validation": 0.0, "evaluate__every": 3},
+    ],
+)
+def test_a_run_that_stops_again_and_again_has_the_scores_of_the_whole_one(comm, shared_tmp, settings):
+    """An evaluation that was due in the round of a stop is made up for when the run resumes."""
+    run = small_run(**HELD_OUT | LIVELY | settings)
+    folders = [shared_tmp / "whole", shared_tmp / "parts"]
+    whole_run, parts = (run.override({"output.folder": str(folder)}) for folder in folders)
+    expected = run_training(whole_run, comm)
+    summary = in_many_jobs(comm, parts)
+    comm.barrier()
+    assert (summary.last.round, summary.ended) == (expected.last.round, expected.ended)
+    assert summary.last.score == expected.last.score
+    one, other = ([{name: line.get(name) for name in RECORDED} for line in lines(folder)] for folder in folders)
+    assert one == other and len(one) == expected.last.round
+    for name in ["network.h5"] + ["best.h5"] * run.checkpoint.best:
+        assert_same_bits(*(saved(folder / name) for folder in folders))
+    if run.checkpoint.best:
+        assert (summary.best.round, summary.best.score) == (expected.best.round, expected.best.score)
+
+
+def saved(path):
+    """The round and every array of a network's file."""
+    with h5py.File(path) as file:
+        arrays = {"round": file.attrs["round"]}
+        file["model"].visititems(
+            lambda name, item: arrays.update({name: item[...]}) if hasattr(item, "shape") else None
+        )
+    return arrays
+
+
 def test_the_best_begins_anew_where_its_network_is_gone(comm, shared_tmp):
     lively = {"checkpoint__best": True, "train__rounds": 2}
     ran(comm, shared_tmp / "gone", **lively)
@@ -110,6 +182,81 @@ def test_the_best_begins_anew_where_its_network_is_gone(comm, shared_tmp):
     assert summary.best.round >= 3
     if comm.rank == 0:
         assert any("the best score starts over" in one for one in said)
+
+
+class Damages(Listening):
+    """Damages best.h5 before the run's last evaluation, of the best network."""
+
+    def __init__(self, path, damage):
+        super().__init__()
+        self.path, self.damage = path, damage
+
+    def progressed(self, progress):
+        if progress.score:
+            with np.errstate(all="ignore"):
+                self.damage(self.path)
+
+
+def poison(path):
+    """A NaN among the weights, under right checksums."""
+    with h5py.File(path, "r+", **CREATION) as file:
+        file["model/hidden1.linear.weight"][0, 0] = np.nan
+        reseal(file)
+
+
+BEST = {"optimizer__lr": 0.9, "checkpoint__best": True, "train__rounds": 8, "model__norm": "none"}
+"""Its sixth round is the best."""
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("damage", [poison, *range(10)])
+def test_a_damaged_best_network_is_a_note_of_a_run_that_ends_well(comm, shared_tmp, damage):
+    """A number draws a damage. What is damaged without a change to what is read gives the score of the good file."""
+    folder = shared_tmp / str(damage)
+    expected, _ = ran(comm, shared_tmp / "good", **BEST)
+    assert (expected.best.round, expected.last.round) == (6, 8)
+    done = damage if callable(damage) else lambda path: damaging.damage(path, random.Random(damage))
+    watch = Damages(folder / "best.h5", done)
+    summary = run_training(small_run(output__folder=str(folder), **HELD_OUT | BEST), comm, watch)
+    assert summary.last.score == expected.last.score and (folder / "network.h5").is_file()
+    if summary.best:
+        assert summary.best.score == expected.best.score and damage is not poison
+    else:
+        (said,) = watch.said
+        assert "best.h5" in said and f"The best network, of round {expected.best.round}, is not scored." in said
+
+
+METRICS = {
+    "none": lambda lines: [],
+    "one is lost": lambda lines: lines[1:],
+    "one is there twice": lambda lines: [lines[0], *lines],
+    "two are swapped": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "another run's": lambda lines: [line | {"loss": line["loss"] + 1e-9} for line in lines],
+}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("lines_left", METRICS.values(), ids=METRICS)
+def test_metrics_that_are_not_those_of_the_checkpoint_are_not_believed(comm, shared_tmp, lines_left):
+    folder = shared_tmp / "run"
+    ran(comm, folder, **BEST | {"train__rounds": 3})
+    metrics = folder / "metrics.jsonl"
+    perfect = [line | {"validation_score": 1.0} for line in lines(folder)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines_left(perfect)))
+    summary, said = ran(comm, folder, "auto", **BEST)
+    noted = [one for one in said if "its scores are not used" in one]
+    assert len(noted) == 1 and noted[0].startswith(f"{metrics}: ")
+    assert summary.best.round == 6 and summary.best.validation < 1
+
+
+def test_a_run_in_a_new_folder_has_the_metrics_of_the_run_that_it_resumes(comm, shared_tmp):
+    still = {"optimizer__lr": 1e-30, "train__patience": 3, "train__rounds": 50}
+    ran(comm, shared_tmp / "old", **{**still, "train__rounds": 2})
+    summary, said = ran(comm, shared_tmp / "new", str(shared_tmp / "old"), **still)
+    assert summary.last.round == 4, "the scores of the first two rounds count"
+    if comm.rank == 0:
+        assert [line["round"] for line in lines(shared_tmp / "new")] == [1, 2, 3, 4]
+        assert not any("not used" in one for one in said)
 
 
 @pytest.mark.parametrize(

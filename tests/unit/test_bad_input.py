@@ -387,6 +387,7 @@ def test_what_is_too_large_ends_in_one_line(capfd, monkeypatch, error):
     err = capfd.readouterr().err
     assert ended.value.code == 2 and err.startswith("istmpi: ") and err.count("\n") == 1 and "\x1b" not in err
     assert len(err) < 1100
+    assert ("a rank needs more memory than it gets" in err) == (type(error) in (MemoryError, RuntimeError))
 
 
 FORKED = """

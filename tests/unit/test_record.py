@@ -2,12 +2,14 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 
 from istmpi.comm import clock
 from istmpi.comm.clock import Clock
 from istmpi.errors import ConfigError, DataError, OutputError
+from istmpi.foreign import reading
 from istmpi.lock import FolderLock
 from istmpi.record import RunFolder
 
@@ -120,6 +122,21 @@ def test_damaged_or_missing_metrics_are_refused_by_name(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n')
     with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
         folder.metrics()
+
+
+def test_a_short_file_asks_for_little_memory(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(50 * ('{"round": 1}' + 80 * " " + "\n"))
+    tracemalloc.start()
+    RunFolder(tmp_path).metrics()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_a_lack_of_memory_blames_no_file():
+    with pytest.raises(DataError) as refused, reading("runs/a does not hold metrics", "Repair it."):
+        bytearray(2**62)
+    assert str(refused.value) == "runs/a: too little memory to read it (out of memory). Give the job more memory."
 
 
 def test_a_killed_run_leaves_half_a_line_that_does_not_count(tmp_path):

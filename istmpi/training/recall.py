@@ -1,0 +1,70 @@
+"""Reads what a resumed run has recorded: scores that decide its end, and an evaluation that a stop had put off."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from istmpi.checkpoint.folder import BEST, require_valid
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.errors import UserError
+from istmpi.record import METRICS, RunFolder, run_of
+from istmpi.training.loop import Training
+from istmpi.training.progress import Counts
+
+Line = Mapping[str, Any]
+
+
+def recall(training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]) -> list[Line]:
+    """Take up the scores of the run that resumes from the checkpoint ``start``, and return its metrics. Collective.
+
+    The metrics are those of ``folder`` or, if it has none, of the folder of ``start``. Metrics that are not this run's
+    are not used, with one note: the best score then starts over. It also does if the saved best network is missing,
+    damaged, or not from the best round. An evaluation that was due when the run stopped becomes `Training.overdue`.
+    """
+    communicator, counts = training.communicator, training.tally.counts
+    with communicator.agreed():
+        lines = _read(folder, start, counts.rounds) if communicator.rank == 0 else []
+    lines = communicator.broadcast_from_root(lines)
+    if problem := misfit(lines, counts):
+        note(f"{folder.path / METRICS}: {problem}; its scores are not used.")
+        return []
+    training.overdue = training.evaluation_due and not _is_scored(lines[-1:])
+    best, path = training.best, folder.path / BEST
+    if best:
+        best.take_metrics(lines, counts.rounds)
+    if best and training.run.checkpoint.best and best.round is not None and best.round != _round_of(path, training):
+        note(f"{path} is not from the best round, {best.round}, or is damaged; the best score starts over.")
+        best.forget()
+    return lines
+
+
+def misfit(lines: Sequence[Line], counts: Counts) -> str:
+    """Return why lines are not those of the rounds up to a checkpoint with these counts; an empty text if they are."""
+    if [line["round"] for line in lines] != [*range(1, counts.rounds + 1)]:
+        return f"it does not have each of the rounds 1 to {counts.rounds} once, in order"
+    expected = {"loss": None if isnan(counts.loss) else counts.loss, "examples": counts.examples}
+    for name, value in expected.items():
+        if lines and lines[-1].get(name) != value:
+            return f"round {counts.rounds} has the {name} {lines[-1].get(name)}, but {value} in the checkpoint"
+    return ""
+
+
+def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
+    for place in (folder, RunFolder(run_of(start))):
+        if (place.path / METRICS).is_file() and (lines := place.metrics()):
+            return [line for line in lines if line["round"] <= rounds]
+    return []
+
+
+def _is_scored(last: Sequence[Line]) -> bool:
+    return not last or any(name in last[0] for name in ("score", "validation_score"))
+
+
+def _round_of(path: Path, training: Training) -> int | None:
+    try:
+        require_valid(path, training.communicator)
+        with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+            return checkpoint.header.round
+    except UserError:
+        return None
