@@ -35,7 +35,7 @@ _LIMITS = (RecursionError, OverflowError)
 _VERDICT = re.compile(r" (does not hold|cannot be|is not) .*")
 """The end of a message's subject that blames a file."""
 _OF_MEMORY = re.compile("allocate memory|out of memory")
-"""What torch says in a RuntimeError on a CPU or a GPU without room."""
+"""The words of torch in a RuntimeError of a CPU or a GPU without room."""
 _EXITS = ("_sitebuiltins", "<frozen _sitebuiltins>", "leaving")
 """The files of Python and istmpi that define exit and quit."""
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
