@@ -18,22 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import Architecture
-from istmpi.models.norms import Calibrated, built
 from istmpi.models.table import Table, Use, power_of, with_power
-from istmpi.models.trials import Watching, alike, few, one_thread, random_values, running, seeded, set_values
+from istmpi.models.trials import few, one_thread
+from istmpi.models.twins import COPIES, Twins
 from istmpi.models.user import UserNetwork
 
-COPIES = 2
 MORE_COPIES = 4
-EXAMPLES = 16
-"""Enough examples that most branches, such as experts that are called only with examples, are taken."""
 POWERS = (0.5, 0.0, 1.0, -1.0, -0.5, 1.5, 2.0)
 """The powers of a share that are tried, the usual ones first."""
 TRIES = 160
@@ -41,7 +33,6 @@ WIDER = 8
 """The factor of the width at which a deviation must have faded."""
 FADED = 4
 """The least factor by which a deviation fades with `WIDER` times as many units; one of 1/n fades by `WIDER`."""
-EPSILON = 1e-12
 
 Place = tuple[str, Any]
 """A place of factors in a table: ``("sums", layer)``, ``("folded", parameter)`` or ``("uses", use without groups)``."""
@@ -137,150 +128,6 @@ class _Proof:
         with suppress(ConfigError):
             return self._at({**twins.lengths, width: units}).deviation(table, [width])
         return math.inf
-
-
-class Twins:
-    """A narrow network with random values, and networks in which each unit of some widths occurs several times.
-
-    Raises ConfigError if the narrow network fails.
-    """
-
-    def __init__(self, network: UserNetwork, lengths: Mapping[str, int]):
-        self.lengths = dict(lengths)
-        self._network = network
-        narrow = _built(network, lengths)
-        drawn = random_values(narrow, torch.Generator().manual_seed(0))
-        best = _Best()
-
-        def run(*x: torch.Tensor) -> torch.Tensor:
-            # `running` has chosen the numbers' type.
-            self._values = {name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn}
-            set_values(narrow, self._values)
-            best.lengths.clear()
-            with seeded(), best:
-                return network.forward(narrow, *x)
-
-        self._x, self._expected = running(network, narrow, EXAMPLES, run)
-        self._best_of = best.lengths
-        self._random = not alike(run(*self._x), self._expected)
-        self._buffers = dict(narrow.named_buffers())
-
-    def require_equal_builds(self) -> None:
-        """Raise ConfigError if a second build with the same parameters and buffers computes other outputs."""
-        if self._random:
-            return
-        again = _built(self._network, self.lengths, seed=1).to(self._expected.dtype)
-        set_values(again, self._values)
-        for name, buffer in again.named_buffers():
-            if name in self._buffers and buffer.shape == self._buffers[name].shape:
-                buffer.copy_(self._buffers[name])
-        with seeded():
-            outputs = self._network.forward(again, *self._x)
-        if not alike(outputs, self._expected):
-            raise self._network.refused(
-                "its constructor draws random values that are neither parameters nor buffers, such as a permutation or "
-                "chosen features. Every rank and every later command would build another network. Draw these values "
-                "from a generator with a fixed seed."
-            )
-
-    def deviation(self, table: Table, widths: Collection[str], copies: int = COPIES, more_best: bool = False) -> float:
-        """Return the distance of the outputs with copies from those of the narrow network, relative to the latter.
-
-        Raises ConfigError if the network with copies fails.
-        """
-        difference = self._copied(table, widths, copies, more_best) - self._expected
-        return float(difference.norm() / self._expected.norm().clamp(min=1e-30))
-
-    def obey(self, table: Table, widths: Collection[str], copies: int = COPIES) -> bool:
-        """Return True if copies of the widths' units, with the table's factors, compute what one of each computes.
-
-        Where a network chooses the best few units, it may choose as many times more as there are copies.
-        """
-        if self._random:
-            return True
-        if alike(self._copied(table, widths, copies), self._expected):
-            return True
-        return bool(self._best_of) and alike(self._copied(table, widths, copies, more_best=True), self._expected)
-
-    def _copied(self, table: Table, widths: Collection[str], copies: int, more_best: bool = False) -> torch.Tensor:
-        lengths = dict(self.lengths)
-        for width in widths:
-            lengths[width] *= copies
-        full = _built(self._network, lengths).to(self._expected.dtype)
-        values = copy_units(table, self._values, widths, self.lengths, copies)
-        for name, parameter in full.named_parameters():
-            if parameter.shape != values[name].shape:
-                raise ConfigError(f"{name} has another shape with {copies} times the units")
-        set_values(full, values)
-
-        def factor(groups: Collection[str]) -> float:
-            product = 1.0
-            for summed in groups:
-                group, power = power_of(summed)
-                if group in widths:
-                    product *= (1 / copies) ** power
-            return product
-
-        Architecture(self._network.name, table, "float64", self._network).multiply(full, lengths, factor)
-        with seeded(), _Best(self._best_of if more_best else None):
-            return self._network.forward(full, *self._x)
-
-
-class _Best(Watching):
-    """Notes the length of each axis of which the best few values are chosen.
-
-    If the ``lengths`` of a narrower network are given, as many times more values are chosen as the axis is longer.
-    """
-
-    def __init__(self, narrower: Sequence[int] | None = None):
-        super().__init__()
-        self.lengths: list[int] = []
-        self._narrower = narrower
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ == "topk":
-            values, count, *others = args
-            length = values.shape[others[0] if others else -1]
-            call = len(self.lengths)
-            self.lengths.append(length)
-            if self._narrower and call < len(self._narrower):
-                args = (values, count * length // self._narrower[call], *others)
-        return func(*args, **(kwargs or {}))
-
-
-def copy_units(
-    table: Table, values: Mapping[str, torch.Tensor], widths: Collection[str], lengths: Mapping[str, int], copies: int
-) -> dict[str, torch.Tensor]:
-    """Return the values of a network in which each unit of the widths occurs ``copies`` times.
-
-    ``values``: those of the network with these lengths. Copy c of n units has the numbers c * n to (c + 1) * n - 1.
-    """
-    wide = dict(lengths)
-    for width in widths:
-        wide[width] *= copies
-    copied = dict(values)
-    for name, entry in table.parameters.items():
-        for place, axis in enumerate(Pattern.parse(entry.axes).axes):
-            shared = sorted(axis.names.intersection(widths))
-            if not shared or name not in copied:
-                continue
-            source = np.zeros(axis.length(wide), dtype=np.int64)
-            for numbers in itertools.product(range(copies), repeat=len(shared)):
-                units = {
-                    width: range(number * lengths[width], (number + 1) * lengths[width])
-                    for width, number in zip(shared, numbers)
-                }
-                source[axis.positions(wide, units)] = np.arange(axis.length(lengths))
-            copied[name] = copied[name].index_select(place, torch.from_numpy(source))
-    return copied
-
-
-def _built(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> nn.Module:
-    module = built(network, lengths, seed=seed).eval()
-    for layer in module.modules():
-        if isinstance(layer, Calibrated):
-            layer.eps = EPSILON  # a factor before a batch normalisation shows against its epsilon alone
-    return module
 
 
 @dataclass(frozen=True)
